@@ -75,6 +75,8 @@ SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd", "
 EMBEDDED = {"memory", "file"}
 # What the site's page on conformance is made of.
 CONFORMANCE_REPORT = "docs/comparison/runs/conformance.json"
+# Another checker of histories; set it to a clone of one's own where GitHub is out of reach.
+PORCUPINE = os.environ.get("PORCUPINE", "https://github.com/anishathalye/porcupine")
 # Backends in distributions of their own.
 NATS = "packages/lockkit-nats"
 DYNAMODB = "packages/lockkit-dynamodb"
@@ -379,10 +381,21 @@ def interleavings(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Checks the models in models/ and replays the code (`-- redis` for one, `--record` writes its numbers)."""
+    """Checks the models in models/ and replays the code (`-- redis`: one; `--record`, `--draw`: write)."""
     install(session, "test")
     install_servers(session, "spin", "redis")
     session.run("python", "-m", "tests.models", *session.posargs)
+
+
+@nox.session
+def porcupine(session: nox.Session) -> None:
+    """Has Porcupine judge histories, as lockkit's checker does (`-- history.json` for yours). Needs git and Go."""
+    install(session, "test")
+    clone = f"{session.create_tmp()}/porcupine"
+    if not Path(clone).exists():
+        tag = ("--branch=v1.3.0", "--depth=1")
+        session.run("git", "clone", *tag, PORCUPINE, clone, external=True)
+    session.run("python", "-m", "tests.history.porcupine", clone, *session.posargs)
 
 
 @nox.session

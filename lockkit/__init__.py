@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Semaphore,
         Term,
         connect,
+        current_lease,
         from_client,
         locks,
     )
@@ -88,6 +89,7 @@ __all__ = [
     "add_observer",
     "aio",
     "connect",
+    "current_lease",
     "fencing",
     "from_client",
     "locks",
@@ -119,6 +121,7 @@ _LAZY = {
     "add_observer": "lockkit.observers",
     "aio": "lockkit.aio",
     "connect": "lockkit.sync",
+    "current_lease": "lockkit.sync",
     "fencing": "lockkit.fencing",
     "from_client": "lockkit.sync",
     "locks": "lockkit.sync",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
@@ -36,6 +38,8 @@ __all__ = [
     "PermitFacts",
     "SharedWithStack",
     "WithStack",
+    "as_current",
+    "find_current",
 ]
 
 
@@ -248,6 +252,7 @@ _OF_LEASES = frozenset(
 
 
 B = TypeVar("B")
+L = TypeVar("L", bound=BaseLease)
 
 
 class WithStack(Generic[B]):
@@ -327,6 +332,30 @@ def _generator_of(frame: FrameType | None) -> int | None:
     if frame is None or not frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         return None
     return id(frame)
+
+
+_current: ContextVar[BaseLease | None] = ContextVar("lockkit_current_lease", default=None)
+
+
+@contextmanager
+def as_current(lease: BaseLease | None) -> Iterator[None]:
+    """Have `find_current` return a lease within a block of this thread or task, and in tasks that begin there."""
+    before = _current.set(lease)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
+def find_current(kind: type[L]) -> L:
+    """Return the lease of the innermost `as_current`; LockError if there is none of this API."""
+    lease = _current.get()
+    if not isinstance(lease, kind):
+        raise LockError(
+            f"current_lease() of {kind._api} was called outside a function that a lock or once decorates, and outside "  # noqa: SLF001 - of this module
+            "a job that has a lock"
+        )
+    return lease
 
 
 class BaseLock(MakesLeases):

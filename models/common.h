@@ -17,6 +17,30 @@
  *
  * A promise is a variable that is always true: a violated assertion then says its name. `check_NAME` is 1, but 0 where a
  * mutant must break another promise (tests/models/check.py).
+ *
+ * For the drawings of schedules (tests/models/drawing.py):
+ *
+ * @fact holds  client  left[c] > 0
+ * @fact asks   client  since[c] > 0 && left[c] == 0
+ * @fact renews client  since[c] > 0 && left[c] > 0
+ * @tell asks+       asks for the lock
+ * @tell renews+     renews its lease
+ * @tell kept+       grants {who} the lock
+ * @tell kept-       frees the lock of {who}
+ * @tell Time.kept-  frees the lock of {who}: its ttl is over
+ * @tell Network.kept+ grants {who} the lock: a late message
+ * @tell Network.kept- frees the lock of {who}: a late message
+ * @tell holds+      holds the lock
+ * @tell holds-      ends its lease
+ * @tell Time.holds- reaches its deadline: its lease ends
+ * @tell crashes-    crashes
+ * @tell losses-     sends a message that is lost, or late
+ * @tell mark+       writes to storage
+ * @tell exclusion-  holds the lock although another one does
+ * @tell tokens-     gets token {token}, which is not above that of the grant before
+ * @tell stale-      writes to storage, which takes the write although a newer lease has written
+ * @tell confirmed-  gets its renewal confirmed although its lock was lost
+ * @tell Time.woken- stays free although somebody waits, and nobody is woken
  */
 #ifndef TTL
 #define TTL 2

@@ -20,6 +20,22 @@
  * @mutant STOP_NOT_FINAL         election  final     a renewal that succeeds late lets a stopped leader go on
  * @mutant TERM_REUSED            election  terms     the term begins under the former number
  * @mutant RESIGN_WITHOUT_RELEASE election  progress  a leader that resigns goes on renewing
+ *
+ * @fact kept     server  holder > 0 && (holder - 1) % CLIENTS == c
+ * @fact holds    client  acts[c] && told[c] == 0
+ * @fact stopping client  acts[c] && told[c]
+ * @fact token    client  term[c]
+ * @tell kept+       grants {who} the leadership
+ * @tell kept-       frees the leadership of {who}
+ * @tell Time.kept-  frees the leadership of {who}: its ttl is over
+ * @tell asks+       campaigns
+ * @tell holds+      leads
+ * @tell holds-      stops
+ * @tell stopping-   has stopped
+ * @tell Time.holds- must stop
+ * @tell acting-     leads although another leader has not stopped
+ * @tell terms-      begins term {token}, which is not above the term before
+ * @tell final-      is told to go on after it was told to stop
  */
 #include "common.h"
 

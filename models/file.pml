@@ -22,6 +22,17 @@
  * @mutant MARKER_WITHOUT_TOKEN    file  tokens     a removed record leaves no token behind
  * @mutant DEAD_HOLDER_BY_TTL      file  at_once    a dead holder is replaced after its ttl only
  * @mutant FLOCK_OUTLIVES_CLIENT   file  progress   the flock of a record stays when its client dies under it
+ *
+ * @fact kept   record  holder[at_path] == c && ends_in[at_path] > 0
+ * @fact waits  client  waits[c]
+ * @fact token  client  token[c]
+ * @tell waits+       waits
+ * @tell kept+        now names {who}
+ * @tell kept-        names {who} no more
+ * @tell Time.kept-   names {who} no more: its ttl is over
+ * @tell Cleaner.kept- -
+ * @tell at_path+     is removed: the path leads to a new one
+ * @tell Time.at_once- names a dead holder, and the waiter is not woken
  */
 #include "common.h"
 

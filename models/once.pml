@@ -21,6 +21,15 @@
  * @mutant LATE_NOTE              once  by_holder a note is written by whoever has run
  * @mutant MARGIN=0                once  together  the deadline is the whole ttl, however the clocks run
  * @mutant LOCK_WITHOUT_TTL       once  progress  a crashed run keeps the key for ever
+ *
+ * @fact kept   server  holder == 1 + c
+ * @fact note   server  notes
+ * @tell note+      notes for {who} that the work is done
+ * @tell running+   begins to run
+ * @tell recorded-  has recorded a second run
+ * @tell repeats-   runs although a run was recorded
+ * @tell by_holder- writes the note although it does not hold the lock
+ * @tell together-  runs while another run goes on
  */
 #include "common.h"
 

@@ -29,6 +29,18 @@
  * @mutant NO_LOOK_AFTER_TTL         queue  progress   a waiter waits for its wake-up only
  * @mutant TOKEN_WITHOUT_TIME        loss   tokens     the token is the last one plus 1
  * @mutant GUARD_WITHOUT_COMPARING   loss   stale      storage takes every write
+ *
+ * @storage mark
+ * @fact kept    server  holder > 0 && (holder - 1) % CLIENTS == c && offered == 0
+ * @fact offered server  holder > 0 && (holder - 1) % CLIENTS == c && offered
+ * @fact ttl     server  key_left
+ * @fact waits   client  state[c] == WAITING
+ * @fact asks    client  state[c] == TRYING && since[c] > 0
+ * @fact renews  client  state[c] == HOLDING && since[c] > 0
+ * @fact token   client  token[c]
+ * @tell waits+          waits
+ * @tell offered+        offers the lock to {who}, and wakes it
+ * @tell Time.lost_data+ restarts without its data
  */
 #include "common.h"
 

@@ -23,6 +23,13 @@
  * @mutant SAME_VALUE_EACH_ATTEMPT    late    exclusion  a late release of one attempt matches the next one
  * @mutant NO_WRITE_BACK              rounds  tokens     one round: the highest answer is the token, and is not written
  * @mutant WRITE_BACK_BY_MINORITY     late    tokens     one node that has written the token is enough
+ *
+ * @fact kept   node[3]  key[n] > 0 && (key[n] - 1) % CLIENTS == c
+ * @fact last   node[3]  last[n]
+ * @fact token  client   token[c]
+ * @tell kept+      -
+ * @tell Time.kept- -
+ * @tell Network.kept- frees the lock of {who}: a late message
  */
 #include "common.h"
 

@@ -21,6 +21,19 @@
  * @mutant MARK_READ_BEFORE            restart  exclusion  the mark is read before the vote, in a step of its own
  * @mutant FIRST_START_DECIDED_LATE    start    exclusion  admit.lua does not compare the run that was looked at
  * @mutant NEVER_ADMITTED              restart  progress   no client decides when a node votes again
+ *
+ * @fact kept      node[3]  key[n] == 1 + c
+ * @fact silent    node[3]  (marked >> n) % 2 == 0 || wait_left[n] > 0
+ * @fact restarted node[3]  (restarted >> n) % 2
+ * @tell renews+      -
+ * @tell losses-      gets no answer from one node
+ * @tell kept+        -
+ * @tell kept-        -
+ * @tell Time.kept-   -
+ * @tell restarted+   restarts without its data
+ * @tell blank+       looks which nodes have restarted
+ * @tell silent-      may vote
+ * @tell Time.silent- may vote
  */
 #include "common.h"
 

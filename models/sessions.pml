@@ -23,6 +23,24 @@
  * @mutant TOKEN_BY_SEQUENCE           sessions  tokens     the token is the number within the directory, which is removed
  * @mutant WATCH_FROM_NOW              queue     progress   the watch misses what happened since the look
  * @mutant KEY_OUTLIVES_SESSION        sessions  progress   the key of a crashed client stays
+ *
+ * @fact kept    server  key[c] && (CLIENTS < 3 || key[2] == 0 || key[2] >= key[c]) && (key[0] == 0 || key[0] >= key[c]) && (key[1] == 0 || key[1] >= key[c])
+ * @fact key     server  key[c]
+ * @fact session server  session_left[c] > 0
+ * @fact holds   client  holds[c] && left[c] > 0
+ * @fact waits   client  waits[c]
+ * @fact token   client  token[c]
+ * @tell session+     begins a session for {who}
+ * @tell key+         creates the key of {who}
+ * @tell key-         deletes the key of {who}
+ * @tell Network.key- deletes the key of {who}: a late message
+ * @tell Time.key-    deletes the key of {who}: its session is over
+ * @tell kept+        -
+ * @tell kept-        -
+ * @tell Time.kept-   -
+ * @tell Network.kept- -
+ * @tell waits+       waits for the key before its own
+ * @tell renews+      sends a heartbeat
  */
 #include "common.h"
 

@@ -27,6 +27,17 @@
  * @mutant ONE_PERMIT_TOO_MANY    permits  exclusion  the limit is compared after the grant
  * @mutant SLOT_BY_COUNT          permits  exclusion  the slot is the number of those who hold a permit
  * @mutant SHARES_WITHOUT_END     readers  progress   the lease of a crashed reader stays
+ *
+ * @names readers reader, reader 2, writer
+ * @storage write_mark read_mark
+ * @fact kept   server  share[c]
+ * @fact waits  client  queued[c] && since[c] == 0
+ * @fact token  client  token[c]
+ * @tell waits+       waits
+ * @tell write_mark+  writes to storage
+ * @tell read_mark+   reads from storage, which remembers its token
+ * @tell fifo-        gets in before one that has waited longer
+ * @tell readers-     is refused by storage although it holds the lock
  */
 #include "common.h"
 

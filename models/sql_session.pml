@@ -22,6 +22,20 @@
  * @mutant TOKEN_IN_TRANSACTION     session  tokens     the token is rolled back with the session that ends
  * @mutant GUARD_WITHOUT_COMPARING  session  stale      storage takes every write
  * @mutant SESSION_WITHOUT_LIMIT    session  progress   the session of a crashed client stays open
+ *
+ * @storage mark
+ * @fact kept   server  holder == c
+ * @fact waits  client  since[c] > 0 && holder != c && busy[c] == 0
+ * @fact lease  server  last
+ * @fact token  client  token[c]
+ * @tell waits+      waits in the database's queue
+ * @tell lease+      has the lease of {who} with token {token}
+ * @tell Time.lease- rolls the token back
+ * @tell kept+       gives {who} the row
+ * @tell kept-       frees the row of {who}
+ * @tell Time.kept-  ends the session of {who}, which frees the row
+ * @tell Time.kept+  gives {who} the row
+ * @tell named-      writes its lease although a newer session has the row
  */
 #include "common.h"
 

@@ -22,6 +22,16 @@
  * @mutant RENEWAL_OF_FREE_ROW     table  confirmed  a renewal takes a row that is free
  * @mutant MARK_NOT_CHECKED        table  woken      a waiter sleeps although its mark met a row without an owner
  * @mutant NO_LOOK_AFTER_TTL       table  progress   a waiter waits for its notification only
+ *
+ * @fact kept   server  owner_now > 0 && row_left > 0 && (owner_now - 1) % CLIENTS == c
+ * @fact ttl    server  row_left
+ * @fact waits  client  state[c] == WAITING
+ * @fact asks   client  state[c] == TRYING && since[c] > 0
+ * @fact renews client  state[c] == HOLDING && since[c] > 0
+ * @fact token  client  token[c]
+ * @tell waits+       waits
+ * @tell notified+    is notified
+ * @tell removed+     removes the idle row
  */
 #include "common.h"
 

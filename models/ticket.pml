@@ -20,6 +20,16 @@
  * @mutant DEADLINE_FROM_REPEAT   ticket  exclusion  the deadline counts from the request that was answered, not the first
  * @mutant TICKET_WITHOUT_END     ticket  progress   the lock stays held until somebody takes it
  * @mutant GUARD_WITHOUT_COMPARING ticket stale      storage takes every write
+ *
+ * @names ticket giver, taker, taker 2, waiter
+ * @storage mark
+ * @fact kept   server  holder == 1 + c
+ * @fact token  client  token_of[c]
+ * @fact ticket server  handed
+ * @fact ttl    server  key_left
+ * @tell ticket+   passes the lock on to whoever has the ticket
+ * @tell kept-     -
+ * @tell once-     takes the lock by a ticket that was used
  */
 #include "common.h"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lockkit.aio.client import Client, connect, from_client
 from lockkit.aio.election import Election, Term
-from lockkit.aio.lease import Lease
+from lockkit.aio.lease import Lease, current_lease
 from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LeaseSet, LockSet, locks
 from lockkit.aio.sharing import RWLock, Semaphore
@@ -25,6 +25,7 @@ __all__ = [
     "Semaphore",
     "Term",
     "connect",
+    "current_lease",
     "from_client",
     "locks",
 ]

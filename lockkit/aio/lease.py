@@ -7,11 +7,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from lockkit.lease import BaseLease, OtherApi
+from lockkit.lease import BaseLease, OtherApi, find_current
 from lockkit.primitives import note
 from lockkit.units import Seconds
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "current_lease"]
 
 
 class Lease(BaseLease):
@@ -63,3 +63,8 @@ class Lease(BaseLease):
     ) -> None:
         """Release, as leaving ``async with lock`` does."""
         await self._engine.releases.leave(self._record, error)
+
+
+def current_lease() -> Lease:
+    """Return the lease of the decorated function that runs in this task. See `lockkit.current_lease`."""
+    return find_current(Lease)

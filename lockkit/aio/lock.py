@@ -15,7 +15,7 @@ from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import LostCallback, NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLease, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack, as_current
 from lockkit.units import Seconds
 
 __all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]
@@ -122,9 +122,10 @@ class Lock(BaseLock):
             async with lock.attempt(self._settings.timeout) if self._settings.skips else lock as lease:
                 if lease is None:
                     return None
-                result = function(*arguments, **keywords)
-                # A wrapper may have run its coroutine already.
-                return template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
+                with as_current(lease):
+                    result = function(*arguments, **keywords)
+                    # A wrapper may have run its coroutine already.
+                    return template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
 
         return cast("Callable[P, R]", hold)
 

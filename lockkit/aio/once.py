@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from lockkit.errors import ConfigurationError
-from lockkit.lease import OtherApi, SharedWithStack
+from lockkit.lease import OtherApi, SharedWithStack, as_current
 from lockkit.primitives import once as core
 from lockkit.primitives.once import OnceDone, OnceRunning
 
@@ -78,8 +78,9 @@ class Once:
         async def run_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
             async with Once(call.named(arguments, keywords)) as attempt:
                 if attempt.first:
-                    result = function(*arguments, **keywords)
-                    value = await result if inspect.isawaitable(result) else result
+                    with as_current(attempt._attempt.lease):
+                        result = function(*arguments, **keywords)
+                        value = await result if inspect.isawaitable(result) else result
                     await attempt.done(template.finished(value, awaited=True))
             return attempt.result
 

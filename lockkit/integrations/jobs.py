@@ -18,9 +18,10 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.registry import warn_if_narrow
-from lockkit.errors import ConfigurationError, LockError, LockTimeout
+from lockkit.errors import ConfigurationError, LockTimeout
+from lockkit.lease import as_current
 from lockkit.sync.client import Client, connect
-from lockkit.sync.lease import Lease
+from lockkit.sync.lease import Lease, current_lease
 from lockkit.units import Seconds
 
 __all__ = ["JobOptions", "current_lease"]
@@ -71,7 +72,6 @@ class JobOptions(TypedDict, total=False):
 
 
 _clients: dict[tuple[int, str | None], Client] = {}
-_lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
 
 inside: ContextVar[bool] = ContextVar("lockkit_job_inside", default=False)
 """Whether the function of a job runs here, so that a call is not the worker's."""
@@ -88,19 +88,6 @@ def client_of_process(url: str | None = None) -> Client:
         if client is made and url is None:
             warn_if_narrow(client, "jobs are locked")
     return client
-
-
-def current_lease() -> Lease:
-    """
-    Return the lease of the job that runs in this thread or task, for its `token` and ``check()``.
-
-    Raises:
-        LockError: No job with a lock runs here.
-    """
-    lease = _lease.get(None)
-    if lease is None:
-        raise LockError("current_lease() was called outside a job that has a lock")
-    return lease
 
 
 class JobBusy(Exception):
@@ -177,11 +164,8 @@ class JobLock:
         lock = client.lock(name, ttl=self._ttl, timeout=self._timeout, reentrant=True, label=self._lock_label)
         with ExitStack() as stack:
             lease = _entered(stack, lock)
-            before = _lease.set(lease)
-            try:
+            with as_current(lease):
                 return self._lock.finished(work(lease))
-            finally:
-                _lease.reset(before)
 
 
 def _template(option: str, text: object, function: Callable[..., Any]) -> NameTemplate | None:

@@ -243,16 +243,17 @@ class Attempt:
 
     Attributes:
         first: The work is to be done now: it is not known to be done.
+        lease: Holds the key while the work is done; None if nothing is to be done, or it is done.
         result: The stored result, or what `done` was called with.
         note: The text on the lock when it was acquired, if that was no completion.
     """
 
-    __slots__ = ("_completing", "_lease", "_once", "first", "note", "result")
+    __slots__ = ("_completing", "_once", "first", "lease", "note", "result")
 
     def __init__(self, once: Once, lease: Any | None, result: Any = None) -> None:  # noqa: ANN401 - any JSON
         """Begin."""
         self._once = once
-        self._lease = lease
+        self.lease = lease
         self._completing = False
         self.first = lease is not None
         self.result = result
@@ -264,17 +265,17 @@ class Attempt:
         return self._once.key
 
     def _record(self, what: str) -> LeaseRecord:
-        if self._lease is None:
+        if self.lease is None:
             url = self._once.engine.url
             why = "it is done already" if self.first else "it was done before: look at attempt.first"
             message = f"once {self.key!r} at {url} cannot {what}: {why}"
             raise LockError(message, name=self.key, backend=url)
-        record: LeaseRecord = self._lease._record  # noqa: SLF001 - the attempt and its lease are one unit
+        record: LeaseRecord = self.lease._record  # noqa: SLF001 - the attempt and its lease are one unit
         return record
 
     def beat(self) -> None:
         """Note that the run makes progress; without one under way there is nothing to note."""
-        if self._lease is not None:
+        if self.lease is not None:
             self._once.engine.beat(self._record("make progress"))
 
     async def done(self, result: Any) -> None:  # noqa: ANN401 - any JSON
@@ -304,7 +305,7 @@ class Attempt:
 
     async def give_back(self) -> None:
         """Free the key after its completion. That it was lost in between matters no more: nobody runs a done key."""
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         assert lease is not None, "completed by its holder"
         try:
             await self._once.engine.releases.leave(lease._record, None)  # noqa: SLF001 - as above
@@ -313,7 +314,7 @@ class Attempt:
 
     async def leave(self, error: BaseException | None) -> None:
         """End the attempt: store an error that is to be stored, otherwise free a key that is not done."""
-        if self._lease is None:
+        if self.lease is None:
             return
         record = self._record("be left")
         try:
@@ -325,7 +326,7 @@ class Attempt:
             error.add_note(f"lockkit: {failed}")
         finally:
             # Also if storing the error was cancelled, or it has no text: else it would be renewed for ever.
-            lease, self._lease = self._lease, None  # kept until the release: a lease that is dropped is not released
+            lease, self.lease = self.lease, None  # kept until the release: a lease that is dropped is not released
             if lease is not None:
                 await self._once.engine.releases.leave(record, error)
             del lease

@@ -8,7 +8,7 @@ from lockkit.primitives.note import Note
 from lockkit.primitives.once import OnceDone, OnceRunning
 from lockkit.sync.client import Client, connect, from_client
 from lockkit.sync.election import Election, Term
-from lockkit.sync.lease import Lease
+from lockkit.sync.lease import Lease, current_lease
 from lockkit.sync.lock import Lock, ThreadingLock
 from lockkit.sync.lock_set import LeaseSet, LockSet, locks
 from lockkit.sync.sharing import RWLock, Semaphore
@@ -30,6 +30,7 @@ __all__ = [
     "Term",
     "ThreadingLock",
     "connect",
+    "current_lease",
     "from_client",
     "locks",
 ]

@@ -7,12 +7,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from lockkit.lease import BaseLease, OtherApi
+from lockkit.lease import BaseLease, OtherApi, find_current
 from lockkit.primitives import note
 from lockkit.runtime import drive
 from lockkit.units import Seconds
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "current_lease"]
 
 
 class Lease(BaseLease):
@@ -153,3 +153,16 @@ class Lease(BaseLease):
     ) -> None:
         """Release, as leaving ``with lock`` does."""
         drive(self._engine.releases.leave(self._record, error))
+
+
+def current_lease() -> Lease:
+    """
+    Return the lease of the decorated function, or of the job, that runs in this thread or task: of the innermost one.
+
+    For its `token`, ``check()`` and ``beat()``, since a decorator has no ``as lease``. Threads that the function starts
+    have none, and a `LockSet` gives none: use ``with``.
+
+    Raises:
+        LockError: No function runs here that a lock, a semaphore or `Client.once` decorates, and no job with a lock.
+    """
+    return find_current(Lease)

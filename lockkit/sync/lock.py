@@ -15,7 +15,7 @@ from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack, as_current
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.units import Seconds
@@ -149,7 +149,7 @@ class Lock(BaseLock):
                 lease = self._acquire_for(template.name(arguments, keywords))
                 if lease is None:
                     return None
-                with lease:
+                with lease, as_current(lease):
                     result = await cast("Awaitable[object]", function(*arguments, **keywords))
                     return template.finished(result, awaited=True)
 
@@ -168,11 +168,12 @@ class Lock(BaseLock):
             def hold_until_result_is_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as above
                 with ExitStack() as block:
                     settings = self._engine.named(self._settings, template.name(arguments, keywords))
-                    block.enter_context(drive(self._engine.acquire(settings, settings.timeout)))
-                    result = function(*arguments, **keywords)
+                    lease = block.enter_context(drive(self._engine.acquire(settings, settings.timeout)))
+                    with as_current(lease):
+                        result = function(*arguments, **keywords)
                     if not inspect.iscoroutine(result):
                         return template.finished(result)
-                    return _finish(block.pop_all(), result, template)
+                    return _finish(block.pop_all(), lease, result, template)
 
             return hold_until_result_is_done
 
@@ -181,7 +182,7 @@ class Lock(BaseLock):
             lease = self._acquire_for(template.name(arguments, keywords))
             if lease is None:
                 return None
-            with lease:
+            with lease, as_current(lease):
                 return template.finished(function(*arguments, **keywords))
 
         return cast("Callable[P, R]", hold)
@@ -214,9 +215,11 @@ class SkippingLock(Lock):
         return super().__call__(function)
 
 
-async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], template: NameTemplate) -> object:
+async def _finish(
+    block: ExitStack, lease: Lease, coroutine: Coroutine[Any, Any, object], template: NameTemplate
+) -> object:
     """Run a coroutine in a block that was entered when the coroutine was made."""
-    with block:
+    with block, as_current(lease):
         return template.finished(await coroutine, awaited=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lockkit.lease import OtherApi, SharedWithStack
+from lockkit.lease import OtherApi, SharedWithStack, as_current
 from lockkit.primitives import once as core
 from lockkit.primitives.once import OnceDone, OnceRunning
 from lockkit.runtime import drive
@@ -99,7 +99,8 @@ class Once:
             async def await_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as the function
                 with Once(call.named(arguments, keywords)) as attempt:
                     if attempt.first:
-                        result = await cast("Awaitable[object]", function(*arguments, **keywords))
+                        with as_current(attempt._attempt.lease):
+                            result = await cast("Awaitable[object]", function(*arguments, **keywords))
                         attempt.done(template.finished(result, awaited=True))
                 return attempt.result
 
@@ -109,7 +110,9 @@ class Once:
         def run_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
             with Once(call.named(arguments, keywords)) as attempt:
                 if attempt.first:
-                    attempt.done(template.finished(function(*arguments, **keywords)))
+                    with as_current(attempt._attempt.lease):
+                        result = function(*arguments, **keywords)
+                    attempt.done(template.finished(result))
             return attempt.result
 
         return run_once

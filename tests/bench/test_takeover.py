@@ -28,6 +28,18 @@ def test_lockkit_is_taken_over_from_a_holder_that_is_killed_or_frozen(tmp_path: 
     assert freeze["seconds"] == pytest.approx(freeze["fraction"] * 3.0)
 
 
+def test_leases_are_not_shorter_than_the_backend_grants(tmp_path: Path) -> None:
+    """Else lockkit would refuse them, and the run would end as failed: object stores have none below 5 s."""
+    (stores,) = catalog.subjects(["s3://bucket"], faces=["blocking"], peers=False)
+
+    outcome = measure(
+        [replace(subject("Good", tmp_path), ttl_min=0.5)], "freeze", settings=replace(SHORT, crash_ttl=0.2)
+    )
+
+    assert (stores.ttl_min, stores.poll) == (5.0, 1.0)
+    assert outcome.cells[0].rounds[0].figures == {"never": 1, "ttl": 0.5}
+
+
 def test_lock_that_its_frozen_holder_keeps_is_told(tmp_path: Path) -> None:
     """An open file is locked as long as its process lives, so there is no figure, but a sentence."""
     outcome = measure([subject("Good", tmp_path)], "freeze", settings=replace(SHORT, crash_ttl=0.2))

@@ -19,6 +19,7 @@ GROUND = {
     "background",
     "drivers",
     "errors",
+    "expiry",
     "file_systems",
     "observers",
     "runtime",

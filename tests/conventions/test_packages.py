@@ -47,4 +47,4 @@ def test_package_uses_public_modules_alone(folder: Path) -> None:
     }
 
     assert imported
-    assert imported <= {f"lockkit.{name}" for name in ("backend", "drivers", "errors", "runtime", "url")}
+    assert imported <= {f"lockkit.{name}" for name in ("backend", "drivers", "errors", "expiry", "runtime", "url")}

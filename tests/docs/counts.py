@@ -107,11 +107,16 @@ def model_runs(found: Mapping[str, Any]) -> str:
 
 
 def model_mutants(found: Mapping[str, Any]) -> str:
-    """Each mistake, and the promise that it breaks."""
+    """Each mistake, with the drawing of what it does, and the promise that it breaks."""
     return table(
         ["model", "mistake", "broken", "which says"],
         [
-            [f"`{name}`", mutant["text"], f"`{mutant['promise']}`", model["promises"][mutant["promise"]]]
+            [
+                f"`{name}`",
+                f"[{mutant['text']}](../drawings/{mutant['drawing']})",
+                f"`{mutant['promise']}`",
+                model["promises"][mutant["promise"]],
+            ]
             for name, model in found.items()
             for mutant in model["mutants"]
         ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 import lockkit
-from lockkit.errors import ConfigurationError, LockLost
+from lockkit.errors import ConfigurationError, LockError, LockLost
 from lockkit.observers import LockEvent
 from lockkit.testing.face_driver import FaceDriver
 from lockkit_tools.simulation import Process
@@ -217,7 +219,7 @@ async def test_reentry_and_once_share_the_beat_of_their_lease(driver: FaceDriver
     await outer.release()
 
     async with client.once("charge:1", keep=60, ttl=30, stall=5) as attempt:
-        record = attempt._attempt._lease._record
+        record = attempt._attempt.lease._record
         before = record.renewal.stall_at
         attempt.beat()
         assert record.renewal.stall_at > before
@@ -227,6 +229,79 @@ async def test_reentry_and_once_share_the_beat_of_their_lease(driver: FaceDriver
         repeat.beat()
         assert not repeat.first
     await client.close()
+
+
+def test_decorated_function_finds_its_lease() -> None:
+    """Of several the innermost; also a plain wrapper around a coroutine function, and one with a permit or once."""
+    with lockkit.connect("memory://") as client:
+
+        @client.lock("inner:{n}", stall=60)
+        def inner(n: int) -> str:
+            lockkit.current_lease().beat()
+            return f"{lockkit.current_lease().name} {n}"
+
+        @client.lock("outer", stall=60)
+        def outer() -> list[str]:
+            return [lockkit.current_lease().name, inner(1), lockkit.current_lease().name]
+
+        @client.lock("coroutine", stall=60)
+        async def coroutine() -> str:
+            await asyncio.sleep(0)
+            return lockkit.current_lease().name
+
+        @client.lock("wrapper", stall=60)
+        @functools.wraps(coroutine)
+        def wrapper() -> Coroutine[Any, Any, str]:
+            assert lockkit.current_lease().name == "wrapper"
+            return name_later()
+
+        async def name_later() -> str:
+            await asyncio.sleep(0)
+            return lockkit.current_lease().name
+
+        @client.semaphore("permits", limit=2, stall=60)
+        def permit() -> bool:
+            return lockkit.current_lease().held
+
+        @client.once("once", keep=60, stall=60)
+        def once() -> bool:
+            lockkit.current_lease().beat()
+            return lockkit.current_lease().held
+
+        assert outer() == ["outer", "inner:1 1", "outer"]
+        assert asyncio.run(coroutine()) == "coroutine"
+        assert asyncio.run(wrapper()) == "wrapper"
+        assert [permit(), once()] == [True, True]
+    with pytest.raises(LockError, match="outside a function"):
+        lockkit.current_lease()
+
+
+def test_decorated_coroutine_function_finds_its_lease() -> None:
+    """So do tasks that it starts; two calls at once have each their own, and the sync API has none."""
+
+    async def child() -> str:
+        lockkit.aio.current_lease().beat()
+        return lockkit.aio.current_lease().name
+
+    async def main() -> None:
+        async with lockkit.aio.connect("memory://") as client:
+
+            @client.lock("x:{n}", stall=60)
+            async def work(n: str) -> bool:
+                await asyncio.sleep(0)
+                with pytest.raises(LockError, match=r"of lockkit was called"):
+                    lockkit.current_lease()
+                return await asyncio.create_task(child()) == f"x:{n}"
+
+            @client.once("once", keep=60, stall=60)
+            async def once() -> bool:
+                return lockkit.aio.current_lease().held
+
+            assert tuple(await asyncio.gather(work("a"), work("b"), once())) == (True, True, True)
+        with pytest.raises(LockError, match=r"of lockkit\.aio was called"):
+            lockkit.aio.current_lease()
+
+    asyncio.run(main())
 
 
 @both_faces

@@ -1,7 +1,7 @@
 """
-Checks all models, or those that are named, and replays the code: ``python -m tests.models [NAME…] [--record]``.
+Checks all models, or those that are named, and replays the code: ``python -m tests.models [NAME…] [OPTION…]``.
 
-``--record`` writes what the page on the models shows.
+``--record`` writes what the page on the models shows, ``--draw`` the schedule of each mutant as a picture.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from tests.models.check import MODELS, Model, Mutant, SpinFailed, models
+from tests.models.check import MODELS, Model, Mutant, Search, SpinFailed, models
+from tests.models.drawing import DRAWINGS, draw, path_of
 from tests.models.replays import REPLAYS, replay
 from tests.models.test_replay import MUTANTS
 from tests.simulation.night import be_quiet
@@ -25,17 +26,17 @@ SCHEDULES = 60
 """How many schedules are replayed against a model. More take longer, half a second each."""
 
 
-def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, dict[str, Any]]:
+def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, Search | None]:
     """Search once: what is wrong, and what was found."""
     try:
         found = model.search(run, mutant)
     except SpinFailed as failed:
-        return str(failed), {}
+        return str(failed), None
     expected = "" if mutant is None else mutant.promise
     wrong = "" if found.broken == expected else f"breaks {found.broken or 'no promise'}, not {expected or 'none'}"
     if wrong and found.broken:
-        wrong += "".join(f"\n    {step.process}: {step.action}" for step in found.trail)
-    return wrong, {"states": found.states, "depth": found.depth, "seconds": found.seconds}
+        wrong += "".join(f"\n    {step.process} {step.number}: {step.action}" for step in found.trail)
+    return wrong, found
 
 
 def replay_code(model: Model) -> tuple[str, dict[str, Any]]:
@@ -64,7 +65,9 @@ def describe(model: Model) -> dict[str, Any]:
         "title": model.title,
         "promises": model.promises,
         "runs": {run: {"flags": flags} for run, flags in model.runs.items()},
-        "mutants": [asdict(mutant) for mutant in model.mutants],
+        "mutants": [
+            asdict(mutant) | {"drawing": str(path_of(model, mutant).relative_to(DRAWINGS))} for mutant in model.mutants
+        ],
     }
 
 
@@ -81,11 +84,14 @@ def main(arguments: list[str]) -> int:
             what = f"{model.name} {run} {mutant.define if mutant else ''}".ljust(50)
             failures += bool(wrong)
             if found:
-                what += f"{found['states']:>9,} states {found['seconds']:6.2f} s {mutant.promise if mutant else ''}"
+                what += f"{found.states:>9,} states {found.seconds:6.2f} s {mutant.promise if mutant else ''}"
             sys.stdout.write(f"{what} {wrong and 'FAILED: '}{wrong}\n")
             sys.stdout.flush()
-            if mutant is None:
-                results.setdefault(model.name, describe(model))["runs"][run] |= found
+            if found and mutant is None:
+                numbers = {"states": found.states, "depth": found.depth, "seconds": found.seconds}
+                results.setdefault(model.name, describe(model))["runs"][run] |= numbers
+            elif found and mutant and not wrong and "--draw" in arguments:
+                path_of(model, mutant).write_text(draw(model, mutant, found), encoding="utf-8")
     be_quiet()
     for model in chosen:
         if model.name in REPLAYS:

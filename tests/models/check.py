@@ -15,9 +15,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -30,7 +32,9 @@ MEGABYTES_MAX = 1500
 PROGRESS = "progress"
 
 _VIOLATED = re.compile(r"pan:\d+: (?:assertion violated (\w+)|(invalid end state))")
-_STEP = re.compile(r"\s*(\d+):\s+proc\s+\d+ \((\w+):\d+\) \S*?([\w.]+):(\d+) \(state \d+\)\s+\[(.*)\]")
+_STEP = re.compile(r"\s*(\d+):\s+proc\s+(\d+) \((\w+):\d+\) \S*?([\w.]+):(\d+) \(state \d+\)\s+\[(.*)\]")
+_VALUE = re.compile(r"\t\t(?:\w+\((\d+)\):)?(\w+)(?:\[(\d+)\])? = (\w+)")
+_STUCK = re.compile(r"proc\s+(\d+) \(\w+:\d+\) \S+ \(state \d+\)$", re.MULTILINE)
 
 
 class SpinFailed(Exception):
@@ -47,15 +51,35 @@ class Mutant:
     text: str
 
 
+class Values(dict[str, Any]):
+    """What variables of a model have as values; any other name, of an `mtype`, is its own value."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+    def after(self, said: str) -> Values:
+        """These, with those that Spin has reported since."""
+        new = Values({name: dict(value) if isinstance(value, dict) else value for name, value in self.items()})
+        for process, name, index, text in _VALUE.findall(said):
+            value = int(text) if text.isdigit() else text
+            if process or index:
+                new.setdefault(name, {})[int(process or index)] = value
+            else:
+                new[name] = value
+        return new
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search found: a broken promise ("" if none), how much it saw, and its directory's trail as steps."""
+    """What a search found: a broken promise ("" if none), how much it saw, and the schedule that breaks it."""
 
     broken: str
     states: int
     depth: int
     seconds: float
     trail: tuple[Step, ...] = ()
+    start: Values = field(default_factory=Values)  # before the first step
+    stuck: frozenset[int] = frozenset()  # processes that have not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +87,10 @@ class Step:
     """One step of a schedule: which process took it, the file and line of each statement, and the text of the first."""
 
     process: str
+    number: int  # of the process
     places: tuple[tuple[str, int], ...]
     action: str
+    values: Values  # after it, locals of processes as arrays
 
 
 @dataclass(frozen=True)
@@ -108,9 +134,9 @@ class Model:
             flags.append(f"-D{mutant.define}")
         with tempfile.TemporaryDirectory(prefix="lockkit-model-") as folder:
             call(folder, spin(), "-a", *flags, str(self.path))
-            # A mutant breaks early: there, compiling takes longer than searching.
-            optimise = "-O1" if mutant is None else "-O0"
-            call(folder, "gcc", optimise, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
+            # A mutant breaks early, and breadth first by its shortest schedule: compiling takes longer than searching.
+            how = ("-O1",) if mutant is None else ("-O0", "-DBFS")
+            call(folder, "gcc", *how, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
             said = call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
             found = _VIOLATED.search(said)
             broken = "" if found is None else found[1] or PROGRESS
@@ -122,26 +148,36 @@ class Model:
                 "Search not completed" in said or "search depth too small" in said or "errors: 0" not in said
             ):
                 raise SpinFailed(f"{self.name}, run {run}: not every schedule was searched:\n{said}")
-            trail = tuple(self._steps(folder, flags)) if broken else ()
             states, depth = (int(number[1]) for number in numbers if number is not None)
-            return Search(broken, states, depth, float(elapsed[1]) if elapsed else 0.0, trail)
+            search = Search(broken, states, depth, float(elapsed[1]) if elapsed else 0.0)
+            return replace(search, **self._replay(folder, flags)) if broken else search
 
-    def _steps(self, folder: str, flags: Sequence[str]) -> Iterator[Step]:
-        """Read the schedule that broke a promise, one step of a process each; the lab could draw it."""
+    def _replay(self, folder: str, flags: Sequence[str]) -> dict[str, Any]:
+        """Let Spin take the steps that broke a promise; and, for the values at the start, a first step of any."""
         (trail,) = Path(folder).glob("*.trail")
-        said = call(folder, spin(), "-k", trail.name, "-p", *flags, str(self.path))
+        told = ("-p", "-g", "-l", *flags, str(self.path))
+        start = call(folder, spin(), "-u1", "-n1", *told).rpartition("#processes")[2]
+        steps, _, end = call(folder, spin(), "-k", trail.name, *told).rpartition("#processes")
+        values = Values().after(start)
+        stuck = frozenset(map(int, _STUCK.findall(end)))
+        return {"start": values, "trail": tuple(self._steps(steps, values)), "stuck": stuck}
+
+    def _steps(self, said: str, values: Values) -> Iterator[Step]:
+        """Read the schedule that broke a promise, one step of a process each."""
         sources = {path.name: path.read_text().splitlines() for path in (self.path, self.path.parent / "common.h")}
-        number, process, places = "", "", list[tuple[str, int]]()
-        for step in [*_STEP.finditer(said), None]:
-            if places and (step is None or step[1] != number):
-                file, line = places[0]
-                yield Step(process, tuple(dict.fromkeys(places)), sources[file][line - 1].strip(" \t:"))
-                places = []
-            if step is not None:
-                number, process = step[1], f"{step[2]} {step[0].split('proc')[1].split()[0]}"
+        found = [*_STEP.finditer(said)]
+        starts = [one.start() for one in found[1:]] + [len(said)]
+        for _, group in groupby(zip(found, starts, strict=True), lambda one: one[0][1]):
+            places = []
+            for step, end in group:
+                values = values.after(said[step.start() : end])
+                file, line = step[4], int(step[5])
                 # Spin also reports where an `if` ends, which is nothing that happens.
-                if sources[step[3]][int(step[4]) - 1].strip(" \t:{}") and not step[5].startswith(".("):
-                    places.append((step[3], int(step[4])))
+                if sources[file][line - 1].strip(" \t:{}") and not step[6].startswith(".("):
+                    places.append((file, line))
+            if places:
+                action = sources[places[0][0]][places[0][1] - 1].strip(" \t:")
+                yield Step(step[3], int(step[2]), tuple(dict.fromkeys(places)), action, values)
 
 
 def models() -> list[Model]:

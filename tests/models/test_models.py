@@ -9,6 +9,7 @@ import pytest
 
 from tests.models.__main__ import RESULTS, describe
 from tests.models.check import PROGRESS, Model, Mutant, SpinFailed, models
+from tests.models.drawing import DRAWINGS, Trace, draw, path_of
 
 MODELS = models()
 
@@ -40,6 +41,7 @@ def test_mutant_breaks_its_promise(model: Model, mutant: Mutant) -> None:
     assert found.broken == mutant.promise
     assert found.trail
     assert all(step.process and step.action for step in found.trail)
+    assert path_of(model, mutant).read_text() == draw(model, mutant, found), f"nox -s models -- {model.name} --draw"
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -73,3 +75,45 @@ def test_search_that_is_not_exhaustive_fails(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(SpinFailed, match="not every schedule"):
         MODELS[0].search(next(iter(MODELS[0].runs)))
+
+
+@pytest.mark.parametrize("name", ["redis", "redlock", "sessions"])
+def test_drawing_shows_those_who_hold_the_lock_when_the_promise_breaks(name: str) -> None:
+    """They are the clients whose time is left in the last step that Spin took; the lock is kept for one at most."""
+    model = next(model for model in MODELS if model.name == name)
+    mutant = next(mutant for mutant in model.mutants if mutant.promise == "exclusion")
+    found = model.search(mutant.run, mutant)
+    believe = {client for client, left in found.trail[-1].values["left"].items() if left > 0}
+
+    trace = Trace(model, mutant, found)
+
+    (overlap,) = trace.record.overlaps
+    assert {overlap.older, overlap.newer} == {trace.names[client] for client in believe}
+    at_end = {
+        span.lane: span.kind
+        for span in trace.record.spans
+        if span.end == trace.record.end and span.kind in {"holds", "believes"}
+    }
+    assert set(at_end) == {overlap.older, overlap.newer}
+    assert "believes" in at_end.values()
+    assert trace.record.marks[-1].tone == "bad"
+
+
+def test_every_drawing_is_of_a_mutant() -> None:
+    """None is left over."""
+    drawn = {path_of(model, mutant) for model in MODELS for mutant in model.mutants}
+
+    assert {*(DRAWINGS / "models").iterdir()} == drawn
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_page_of_the_algorithm_shows_a_drawing(model: Model) -> None:
+    """With a text for those who do not see it."""
+    shown = [
+        name
+        for page in DRAWINGS.parent.rglob("*.md")
+        for text, name in re.findall(r"!\[([^\]]+)\]\([./]*drawings/models/([\w-]+\.svg)\)", page.read_text())
+        if len(text) > 10
+    ]
+
+    assert {path_of(model, mutant).name for mutant in model.mutants} & {*shown}

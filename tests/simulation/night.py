@@ -26,7 +26,7 @@ from typing import NamedTuple, TextIO
 from lockkit_tools.history import write
 from lockkit_tools.simulation import describe, simulate
 from lockkit_tools.simulation.stays import stays
-from tests.simulation import test_hand_over, test_lock_set, test_once
+from tests.simulation import test_hand_over, test_lock_set, test_object_store, test_once, test_rolling_restart
 from tests.simulation.election import hold_elections, overlaps
 from tests.simulation.redlock import RedlockSimulation, schedule_of
 from tests.simulation.sharing import Parts, use_permits, use_rwlock, use_slots
@@ -54,6 +54,15 @@ def _lock(seed: int) -> str:
 
 def _redlock(seed: int) -> str:
     verdict = RedlockSimulation(schedule_of(seed)).judge()
+    return "" if verdict else str(verdict)
+
+
+def _rolling(seed: int) -> str:
+    return test_rolling_restart.play(seed)[1]
+
+
+def _objects(seed: int) -> str:
+    verdict = test_object_store.ObjectsSimulation(seed).judge()
     return "" if verdict else str(verdict)
 
 
@@ -90,8 +99,10 @@ def _lock_set(seed: int) -> str:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("lock", 0.55, _lock, "clients of one server, all that users do to a lock, and all faults"),
+        Kind("lock", 0.52, _lock, "clients of one server, all that users do to a lock, and all faults"),
         Kind("redlock", 0.06, _redlock, "the same on five Redis nodes, by majority"),
+        Kind("rolling", 0.01, _rolling, "rolling restarts of Redlock nodes that lose their data, under long leases"),
+        Kind("objects", 0.02, _objects, "an object store with conditional writes, and waiters that observe expiry"),
         Kind("set", 0.10, _lock_set, "several locks at once, in any order, given up and cancelled"),
         Kind("rwlock", 0.03, _rwlock, "readers and writers, with a storage that compares tokens"),
         Kind("permits", 0.02, _permits, "a semaphore with native permits, limits equal and mixed"),

@@ -16,7 +16,6 @@ from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
 from lockkit.backends.redlock.votes import Count
 from lockkit_tools.simulation import (
-    CHECKS,
     Fault,
     History,
     LockServer,
@@ -28,11 +27,10 @@ from lockkit_tools.simulation import (
     Verdict,
     draw,
 )
-from lockkit_tools.simulation.checker import Problem
-from lockkit_tools.simulation.evidence import Seen, read
 from lockkit_tools.simulation.history import Quiet
 from lockkit_tools.simulation.member import Member
 from lockkit_tools.simulation.redlock import Hosting, SimulatedNodes, VotingNode
+from tests.simulation.support import judge_by_clients
 
 NODES = 5
 
@@ -172,37 +170,7 @@ class RedlockSimulation(Simulation):
     def judge(self) -> Verdict:
         """Run it, and judge by what clients believed and were given; there is no single server to compare with."""
         self.run()
-        try:
-            seen = read(self.history)
-        except Exception as error:  # noqa: BLE001 - nothing is known about this history
-            return Verdict("unknown", reason=f"{type(error).__name__}: {error}")
-        problems = [
-            problem
-            for name in ("exclusion", "deadlines", "loss", "storage")
-            for problem in CHECKS[name](seen, self.limits)
-        ]
-        problems += [Problem("progress", bug.at, repr(bug)) for bug in seen.bugs]
-        problems += self._token_problems(seen)
-        return Verdict("invalid", tuple(problems)) if problems else Verdict("valid")
-
-    def _token_problems(self, seen: Seen) -> list[Problem]:
-        problems = [
-            Problem(
-                "tokens",
-                0.0,
-                f"lock {name!r}: token {token} was granted {self.servers.grants.count((name, token))} times",
-            )
-            for name, token in {*self.servers.grants}
-            if self.servers.grants.count((name, token)) > 1
-        ]
-        newest: dict[str, int] = {}
-        for lease in sorted(seen.leases.values(), key=lambda lease: lease.acquired.at):
-            acquired = lease.acquired
-            if acquired.token <= newest.get(acquired.name, 0):
-                text = f"lock {acquired.name!r}: token {acquired.token} after {newest[acquired.name]}"
-                problems.append(Problem("tokens", acquired.at, text))
-            newest[acquired.name] = max(acquired.token, newest.get(acquired.name, 0))
-        return problems
+        return judge_by_clients(self, self.servers.grants)
 
 
 def _loses_data(schedule: Schedule) -> bool:

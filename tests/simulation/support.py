@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Coroutine, Iterable, Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from lockkit.aio import Client
 from lockkit_tools.simulation import (
+    CHECKS,
     Conditions,
     History,
     LockServer,
@@ -15,9 +17,13 @@ from lockkit_tools.simulation import (
     Node,
     Process,
     SimulatedRuntime,
+    Simulation,
+    Verdict,
     World,
     connect,
 )
+from lockkit_tools.simulation.checker import Problem
+from lockkit_tools.simulation.evidence import read
 from lockkit_tools.simulation.server import Wakeup
 
 
@@ -45,6 +51,38 @@ def known_first(known: int, seeds: range) -> Iterator[int]:
     """Give seeds, beginning with one that showed what is looked for: any may, and most runs need no other."""
     yield known
     yield from (seed for seed in seeds if seed != known)
+
+
+def judge_by_clients(simulation: Simulation, grants: Sequence[tuple[str, int]]) -> Verdict:
+    """
+    Judge a schedule that was run by what clients believed, where no lock server is to compare with.
+
+    Args:
+        simulation: The schedule.
+        grants: Name and token of each grant, also of those that were not handed out.
+    """
+    try:
+        seen = read(simulation.history)
+    except Exception as error:  # noqa: BLE001 - nothing is known about this history
+        return Verdict("unknown", reason=f"{type(error).__name__}: {error}")
+    problems = [
+        problem
+        for name in ("exclusion", "deadlines", "loss", "storage")
+        for problem in CHECKS[name](seen, simulation.limits)
+    ]
+    problems += [Problem("progress", bug.at, repr(bug)) for bug in seen.bugs]
+    problems += [
+        Problem("tokens", 0.0, f"lock {name!r}: token {token} was granted {times} times")
+        for (name, token), times in Counter(grants).items()
+        if times > 1
+    ]
+    newest: dict[str, int] = {}
+    for acquired in sorted((lease.acquired for lease in seen.leases.values()), key=lambda acquired: acquired.at):
+        if acquired.token <= newest.get(acquired.name, 0):
+            text = f"lock {acquired.name!r}: token {acquired.token} after {newest[acquired.name]}"
+            problems.append(Problem("tokens", acquired.at, text))
+        newest[acquired.name] = max(acquired.token, newest.get(acquired.name, 0))
+    return Verdict("invalid", tuple(problems)) if problems else Verdict("valid")
 
 
 class Stage:

@@ -19,7 +19,6 @@ import pytest
 from lockkit.aio import Client, Lease
 from lockkit.backend import Gone, Grant, Renewal
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.backends.redlock.delayed_restart import wait_milliseconds
 from lockkit.backends.redlock.nodes import ACQUIRE, Answer, Argument, LockKeys, Op
 from lockkit.backends.redlock.votes import Held
 from lockkit.errors import LockError
@@ -194,25 +193,36 @@ def orderly(seed: int) -> Rolling:
     """Restart one node after the other, and wait as the documentation says: no lease is lost."""
     chance = random.Random(f"orderly {seed}")
     rolling = Rolling(seed, CALM, 1.0, chance.choice((3, 3, 5)))
-    holder, other = rolling.world.process("holder"), rolling.world.process("other")
+    holder, other, operator = (rolling.world.process(name) for name in ("holder", "other", "operator"))
+    rolled, unfinished = SimulatedRuntime(holder).event(), "the restarts have not come to their end"
+    rolling.problems.add(unfinished)
 
     async def hold() -> None:
         client = rolling.client(holder)
         await (await client.lock("longest", ttl=LONGEST_TTL).acquire(5.0)).release()
         lease = await rolling.acquire(client, holder, TTL, 5.0)
-        await sleep(holder, at)
+        await rolled.wait(None)
+        rolling.problems.remove(unfinished)
         if not lease.held:
             rolling.problems.add("a rolling restart has cost a lease")
         await rolling.release(lease)
 
-    at = 1.0
-    for index in chance.sample(range(rolling.nodes_count), rolling.nodes_count):
-        down = chance.uniform(0.05, 0.5)
-        rolling.world.call_at(at, rolling.restart, index, down)
-        # A renewal connects anew, the next one finds the key lost; the node waits; then one restores it.
-        at += down + TTL + wait_milliseconds(round(LONGEST_TTL * 1000)) / 1000 + 0.3
+    async def roll() -> None:
+        await sleep(operator, 1.0)
+        for index in chance.sample(range(rolling.nodes_count), rolling.nodes_count):
+            down = chance.uniform(0.05, 0.5)
+            rolling.restart(index, down)
+            # Not by the time alone: while its key is in the snapshot of a node, only an acquisition asks for the mark.
+            await sleep(operator, down)
+            while not all(map(rolling.votes, rolling.nodes)):
+                await sleep(operator, 0.1)
+            # In this time a renewal restores the key; one may find that a contender has the vote for some ms.
+            await sleep(operator, TTL)
+        rolled.set()
+
     holder.start(hold(), "hold")
     other.start(come_and_go(rolling, other, TTL, (0.0, 0.0)), "contend")
+    operator.start(roll(), "roll")
     return rolling
 
 
@@ -265,7 +275,7 @@ def releasing(seed: int) -> Rolling:
 
 
 KINDS = (orderly, *(stormy, releasing) * 3)
-SECONDS = {orderly: 30.0, stormy: 12.0, releasing: 12.0}
+SECONDS = {orderly: 60.0, stormy: 12.0, releasing: 12.0}
 
 
 def play(seed: int) -> tuple[Rolling, str]:

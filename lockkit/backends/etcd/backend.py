@@ -345,7 +345,7 @@ class EtcdBackend(LockBackend):
         if contender.created is not None and not await contender.created.wait(timeout):
             contender.set_may_come_late()
         if contender.home is not None and not contender.session.ended:
-            await self._sessions.delete_keys([contender], answer_by)
+            await self._sessions.give_up(contender, answer_by)
         self._forget(contender, request)
 
     # -- keep --------------------------------------------------------------------------------------------------------

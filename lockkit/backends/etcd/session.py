@@ -11,9 +11,9 @@ A session must not keep alive what nobody wants any more:
   key has a time until which it is wanted (`Contender.wanted_until`), and every heartbeat first deletes what is past it.
 - A key that is created late. A sends "create", the member hangs, A gives up or asks another member; when the first one
   goes on, it creates the key, and nobody knows. So a session with such a request is *retired*: it takes no new key, and
-  the contender stays in it, unwanted. If the session has nothing else, no heartbeat is sent, and it ends with that key.
-  If it has, that stays where it is, and every heartbeat deletes the key that may have come late, for as long as the
-  session lives. What is held never depends on a request for another lock.
+  the contender stays in it, unwanted. If the session has nothing else, it is revoked: no key can be attached to it
+  then. If it has, that stays where it is, and every heartbeat deletes the key that may have come late, for as long as
+  the session lives. What is held never depends on a request for another lock.
 """
 
 from __future__ import annotations
@@ -136,6 +136,17 @@ class Sessions:
         for contender, _ in deletions:
             self.detach(contender)
 
+    async def give_up(self, contender: Contender, answer_by: float) -> None:
+        """Delete the key of a contender, and revoke the session in which it may still come if nothing else is there."""
+        await self.delete_keys([contender], answer_by)
+        home = contender.home
+        assert home is not None
+        with self._mutex:
+            # A retired session takes no new contender, so none comes between this and the revocation.
+            is_needed = not home.retired or any(one.wanted_until > -inf for one in home.contenders.values())
+        if not is_needed:
+            await self._revoke(home, answer_by)
+
     def detach(self, contender: Contender) -> None:
         """Forget a contender whose key is gone; but if its key may be created late, it stays in its session."""
         with self._mutex:
@@ -167,9 +178,12 @@ class Sessions:
         with self._mutex:
             sessions = self._living()
         for session in sessions:
-            try:
-                request = rpc.LeaseRevokeRequest(ID=session.id)
-                await self._cluster.call(REVOKE, request, resend=True, answer_by=answer_by)
-            except LeaseEnded as ended:
-                log.debug("session %x: %s", session.id, ended)
-            self.end(session)
+            await self._revoke(session, answer_by)
+
+    async def _revoke(self, session: Session, answer_by: float) -> None:
+        try:
+            request = rpc.LeaseRevokeRequest(ID=session.id)
+            await self._cluster.call(REVOKE, request, resend=True, answer_by=answer_by)
+        except LeaseEnded as ended:
+            log.debug("session %x: %s", session.id, ended)
+        self.end(session)

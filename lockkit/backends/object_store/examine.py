@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
-from lockkit.backends.object_store.record import Record
-from lockkit.backends.object_store.store import Place, Store, Version, place_of
+from lockkit.backends.object_store.record import Record, Version
+from lockkit.backends.object_store.store import Store
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
-from lockkit.drivers import DriverLoop
 from lockkit.errors import BackendUnavailable, ConfigurationError
-
-_PAGE = "how-to/check-your-servers.md#object-stores"
 
 ROUNDS = 40
 """How often several create the same object, and how often several replace it. Fewer could miss a store that checks the
@@ -25,76 +21,61 @@ condition and writes in two steps; more take longer and cost more: these are 640
 CLIENTS = 8
 """How many write at once, each with connections of its own."""
 
+_PAGE = "how-to/check-your-servers.md#object-stores"
 _error = partial(Check, severity=Severity.ERROR, page=_PAGE)
 _warning = partial(Check, severity=Severity.WARNING, page=_PAGE)
 
-TWO_CREATE = _error(
-    "objects-two-create", risk="Two clients can acquire a lock that was never held before, both at once."
-)
+TWO_CREATE = _error("objects-two-create", risk="Two clients can acquire a lock that was never held, both at once.")
 TWO_REPLACE = _error("objects-two-replace", risk="Two clients can acquire the same lock at once.")
 VERSIONED = _warning(
-    "objects-versioned", risk="Each renewal leaves an old version of the object behind, which is stored and paid for."
+    "objects-versioned", risk="Each renewal leaves an old version behind, which is stored and paid for."
 )
 NO_TLS = _warning("objects-no-tls", risk="Anyone who sees the network can read what holders store, and change answers.")
-
-_FIX = "Use a store that decides between conditional writes (If-None-Match, If-Match) atomically"
 
 
 async def examine(examination: Examination) -> None:
     """Race clients for objects of the doctor's own, which are deleted afterwards if the rights allow it."""
-    place = place_of(examination.url, examination.options)
-    endpoint = urlsplit(examination.options["endpoint"] or "")
+    stores = [Store(examination.url, examination.options, examination.runtime) for _ in range(CLIENTS)]
+    store, endpoint = stores[0], urlsplit(examination.options["endpoint"] or "")
     if endpoint.scheme == "http" and not is_loopback(endpoint.hostname or ""):
         seen = "The connection crosses a network without encryption."
-        examination.find(NO_TLS, place.shown, seen, "Give an endpoint with https")
-    loop = DriverLoop(examination.runtime)
-    store = Store(place)
+        examination.find(NO_TLS, store.shown, seen, "Give an endpoint with https")
     try:
-        store.check_process()
-        await examination.time(place.shown, lambda: loop.run(store.read("=ping")))
-        await loop.run(_race(examination, place))
+        await examination.time(store.shown, lambda: store.run(store.read("=ping")))
+        await _race(examination, stores)
     finally:
-        loop.stop()
+        store.loop.stop()
 
 
-async def _race(examination: Examination, place: Place) -> None:
-    clients = [Store(place) for _ in range(CLIENTS)]
-    folder = f"=doctor/{secrets.token_hex(8)}"
-    names = [f"{folder}-{number}" for number in range(ROUNDS)]
+async def _race(examination: Examination, stores: Sequence[Store]) -> None:
+    store, version = stores[0], None
+    names = [f"=doctor/{secrets.token_hex(8)}-{number}" for number in range(ROUNDS)]
     replaced: list[int] = []
-    version: Version | None = None
     try:
-        created = [len(await _write_at_once(clients, name, None)) for name in names]
+        created = [await _count_winners(stores, name, None) for name in names]
         for _ in range(ROUNDS):
-            found = await clients[0].read(names[-1])
-            version = None if found is None else found[1]
-            replaced.append(len(await _write_at_once(clients, names[-1], version)))
-        if place.scheme == "s3" and "version" in (version or ()):
+            _, version = await store.run(store.read(names[-1])) or (b"", None)
+            replaced.append(await _count_winners(stores, names[-1], version))
+        if store.scheme == "s3" and "version" in (version or ()):
             fix = "Suspend the bucket's versioning, or have a lifecycle rule delete noncurrent versions after a day"
-            examination.find(VERSIONED, place.shown, "The bucket keeps versions of its objects.", fix)
+            examination.find(VERSIONED, store.shown, "The bucket keeps versions of its objects.", fix)
     finally:
-        await _remove(examination, clients[0], names)
+        try:
+            await store.run(store.delete(names))
+        except ConfigurationError:  # locks do not need this right
+            examination.note("left behind", f"{ROUNDS} objects in =doctor/, for want of a right to delete them")
+    fix = "Use a store that decides between conditional writes (If-None-Match, If-Match) atomically"
     for check, counts, what in ((TWO_CREATE, created, "create"), (TWO_REPLACE, replaced, "replace")):
         if wrong := sum(count > 1 for count in counts):
-            seen = f"In {wrong} of {len(counts)} races, several of {CLIENTS} clients could {what} the same object."
-            examination.find(check, place.shown, seen, _FIX)
+            seen = f"In {wrong} of {ROUNDS} races, several of {CLIENTS} clients could {what} the same object."
+            examination.find(check, store.shown, seen, fix)
 
 
-async def _write_at_once(clients: Sequence[Store], name: str, expected: Version | None) -> Sequence[Version]:
-    """Have all clients write an object on the same condition; return the versions of those that know they have."""
-    writes = (client.write(name, Record().changed().encode(), expected) for client in clients)
-    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+async def _count_winners(stores: Sequence[Store], name: str, expected: Version | None) -> int:
+    """Have all clients write an object on the same condition; count those that know that they have."""
+    outcomes = await stores[0].run_each(lambda store: store.write(name, Record().changed().encode(), expected), stores)
     # One that gets no answer may have won. It does not make two of one that knows.
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    if len(errors) == len(clients) or any(not isinstance(error, BackendUnavailable) for error in errors):
+    if len(errors) == len(stores) or any(not isinstance(error, BackendUnavailable) for error in errors):
         raise errors[0]
-    return [version for version in outcomes if version is not None and not isinstance(version, BaseException)]
-
-
-async def _remove(examination: Examination, store: Store, names: Sequence[str]) -> None:
-    """Delete the doctor's objects, unless nobody has the right to: locks need it not."""
-    try:
-        await store.delete(names)
-    except ConfigurationError:
-        folder = names[0].rpartition("/")[0]
-        examination.note("left behind", f"{len(names)} objects in {folder}/, for want of a right to delete them")
+    return sum(outcome is not None for outcome in outcomes) - len(errors)

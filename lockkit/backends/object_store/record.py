@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass, replace
-from types import NoneType
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_type_hints
 
 from lockkit.backend import SPACES, apart, split_space
-from lockkit.validation import decode_json
+from lockkit.validation import decode_json, percent_decode
 
-VERSION = 1
-"""Of this form of the objects, under the key ``lockkit``."""
+Version = Mapping[str, str]
+"""What a conditional write expects: the ``e_tag`` of the object, its ``version``, or both."""
+
+MARK = {"lockkit": 1}
+"""In each object: the version of its form."""
 
 JSON_CHARS_MAX = 1024 * 1024
 """Longest object that is read. The longest that lockkit writes, with a note full of escapes, has about half as many."""
@@ -22,7 +25,6 @@ SEGMENT_CHARS = 200
 """Longest part of an object's name between slashes: stores that keep objects as files take 255 bytes."""
 
 _OTHER = re.compile(rb"[^A-Za-z0-9_-]")
-_ENCODED = re.compile(rb"=([0-9A-F]{2})")
 _OBJECT_NAME = re.compile(rf"(?:=({'|'.join(SPACES)})/)?([A-Za-z0-9_=/-]*)")
 
 
@@ -31,29 +33,22 @@ class Record:
     """
     The state of one lock. Without arguments: that of a lock that was never held.
 
-    Attributes:
-        token: The last one that was granted. It stays when the lock is free.
-        owner: Who holds the lock; None if it is free.
-        ttl: For how long the holder's last write keeps the lock, seconds.
-        metadata: As `lockkit.backend.Request.metadata`.
-        broken: The owner whose lock was broken last, for its next renewal.
-        note: The note on the lock, if there is one.
-        note_until: When the life of the note ends, Unix time.
-        nonce: Random, and drawn anew with each write. Two writes never have the same bytes: S3's ETag is a hash of the
-            content, so a writer that expects the old bytes would also replace equal new ones, and two would win.
+    Two writes never have the same bytes, for the nonce: S3's ETag is a hash of the content, so a writer that expects
+    the old bytes would also replace equal new ones, and two would win.
     """
 
-    token: int = 0
-    owner: str | None = None
-    ttl: float = 0.0
-    metadata: str = ""
-    broken: str | None = None
+    token: int = 0  # the last one that was granted; it stays when the lock is free
+    owner: str | None = None  # None: the lock is free
+    ttl: float = 0.0  # for how long the holder's last write keeps the lock, seconds
+    metadata: str = ""  # as `Request.metadata`
+    broken: str | None = None  # the owner whose lock was broken last, for its next renewal
     note: str | None = None
-    note_until: float = 0.0
-    nonce: str = ""
+    note_until: float = 0.0  # when the life of the note ends, Unix time
+    nonce: str = ""  # random, drawn anew with each write
+    version: Version | None = None  # of the object that was read, or is to be replaced; None: there is none
 
     def changed(self, **changes: Any) -> Record:
-        """Return the record to write in place of this one."""
+        """Return the record to write in place of this one, whose version it expects."""
         return replace(self, nonce=secrets.token_hex(8), **changes)
 
     def freed(self, *, broken: bool = False) -> Record:
@@ -62,30 +57,22 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the content of the object."""
-        return json.dumps({"lockkit": VERSION, **asdict(self)}, ensure_ascii=False).encode()
+        return json.dumps(MARK | {name: getattr(self, name) for name in _KINDS}, ensure_ascii=False).encode()
 
 
-_NEVER_HELD = Record()
+_KINDS = {name: int | float if kind is float else kind for name, kind in get_type_hints(Record).items()}
+del _KINDS["version"]
 
 
-def decode(content: bytes) -> Record:
-    """
-    Read an object.
-
-    Raises:
-        ValueError: lockkit has not written it.
-    """
+def decode(content: bytes, version: Version) -> Record:
+    """Read an object; ValueError if lockkit has not written it."""
     value = decode_json(content, JSON_CHARS_MAX)
-    if not isinstance(value, dict) or value.get("lockkit") != VERSION:
-        message = f"it has no mark of lockkit's ({{'lockkit': {VERSION}}})"
-        raise ValueError(message)
-    fields: dict[str, Any] = {name: value.get(name) for name in asdict(_NEVER_HELD)}
-    for name, default in asdict(_NEVER_HELD).items():
-        kinds = (str, NoneType) if default is None else (int, type(default)) if default == 0 else (str,)
-        if not isinstance(fields[name], kinds):
-            message = f"its {name} has the wrong type"
-            raise ValueError(message)  # noqa: TRY004 - of the object, not of an argument
-    return Record(**fields)
+    if not isinstance(value, dict) or not MARK.items() <= value.items():
+        raise ValueError(f"it has no mark of lockkit's ({MARK})")
+    fields: dict[str, Any] = {name: value.get(name) for name in _KINDS}
+    if wrong := [name for name, kind in _KINDS.items() if not isinstance(fields[name], kind)]:
+        raise ValueError(f"its {wrong[0]} has the wrong type")
+    return Record(**fields, version=version)
 
 
 def object_name(name: str) -> str:
@@ -104,12 +91,10 @@ def object_name(name: str) -> str:
 def lock_name(object_name_: str) -> str | None:
     """Return the name of the lock with this object; None if no lock has it."""
     found = _OBJECT_NAME.fullmatch(object_name_)
-    if found is None:
-        return None
-    space, parts = found.groups()
+    space, parts = found.groups() if found else (None, "")
     try:
-        plain = _ENCODED.sub(lambda byte: bytes([int(byte[1], 16)]), parts.replace("=/", "").encode()).decode()
-    except UnicodeDecodeError:
+        plain = percent_decode(parts.replace("=/", "").replace("=", "%"), strict=True)
+    except ValueError:
         return None
     name = apart(space, plain) if space else plain
     return name if plain and object_name(name) == object_name_ else None

@@ -23,6 +23,7 @@ from lockkit.runtime import Runtime
 FLUSH_PAUSE = 0.001
 """Between two tries to send what the socket did not take, seconds. Only large batches to a slow server need it."""
 
+_SEVERITY = pq.DiagnosticField.SEVERITY_NONLOCALIZED
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 
 # psycopg's own adapters would do what `_LOADERS` and `_pack` do, but an application may have registered others, and
@@ -77,6 +78,9 @@ class PsycopgConnection(Connection):
         self._names: dict[Statement, bytes] = {}
         self._prepared = 0
         self._last: pq.abc.PGresult | None = None
+        # Of what comes unasked. The server says FATAL, frees the locks of the session, and closes the socket later.
+        unasked = self._unasked = set[bytes | None]()
+        self.pgconn.notice_handler = lambda notice: unasked.add(notice.error_field(_SEVERITY))
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         self._poll = poll.poll
@@ -190,7 +194,7 @@ class PsycopgConnection(Connection):
                 self.pgconn.is_busy()  # parses what was read
         except psycopg.OperationalError:
             return True
-        return self.pgconn.status != pq.ConnStatus.OK
+        return b"FATAL" in self._unasked or self.pgconn.status != pq.ConnStatus.OK
 
     def notifications(self) -> Iterable[bytes]:
         """Return what NOTIFY sent since the last call. Call it when the socket is readable."""

@@ -10,13 +10,12 @@ import pytest
 
 import lockkit
 from lockkit.backend import Busy, Grant, Host, Request
-from lockkit.runtime import BlockingRuntime, Runtime, drive, monotonic
+from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.conformance import ConformanceSuite
 from lockkit.testing.faults import Faults, FaultSuite, Step
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from lockkit_dynamodb import DynamoBackend
-from lockkit_dynamodb.observations import Observations
 from lockkit_tools.servers import Server
 from tests.conformance.faulty import ServerFaults
 
@@ -68,23 +67,6 @@ def test_dead_holders_lock_is_taken_after_a_ttl_of_observation(server: Server) -
         with late.lock(NAME, timeout=PATIENCE) as lease:
             assert monotonic() - came >= ttl
             assert lease.token > dead.token
-
-
-def test_each_version_is_observed_anew() -> None:
-    """A waiter that sees many renewals never counts their times together, and forgets what is free."""
-    runtime = BlockingRuntime()
-    now = [0.0]
-    clock = SimpleNamespace(mutex=runtime.mutex, now=lambda: now[0])
-    observations = Observations(cast("Runtime", clock))
-
-    ages = []
-    for now[0], version in [(10.0, 1), (10.9, 1), (11.0, 2), (11.9, 2)]:
-        observations.see(NAME, version)
-        ages.append(observations.age(NAME, version))
-    observations.forget(NAME)
-
-    assert ages == pytest.approx([0.0, 0.9, 0.0, 0.9])
-    assert observations.age(NAME, 2) == 0.0
 
 
 def without_engine(url: str) -> tuple[DynamoBackend, Request]:

@@ -164,6 +164,24 @@ class TestUnknownOutcomes:
         assert session_of(server, key) == session
         held.release()
 
+    def test_key_that_comes_late_finds_no_session(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """A member may execute a deletion before the creation that was sent first: a place would be left for a ttl."""
+        client = connect(f"etcd://{proxy.address}")
+        before = leases_of(server)
+        # The answer to the session's grant comes, that to the creation does not.
+        with ThreadPoolExecutor() as pool:
+            client.lock("makes the session", ttl=600).acquire().release()
+            proxy.blackhole(to_server=False)
+            acquiring = pool.submit(client.lock("late", ttl=600).acquire, 0)
+            wait_until(lambda: None if queue_of(server, "lockkit/late/") else "not created yet")
+            with pytest.raises(lockkit.BackendUnavailable):
+                acquiring.result()
+        proxy.heal()
+
+        wait_until(lambda: "its session is left" if leases_of(server) - before else None)
+
     def test_extension_that_was_not_answered_is_settled_by_the_next(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect
     ) -> None:

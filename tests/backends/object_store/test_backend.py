@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from lockkit import expiry
 from lockkit.backend import Busy, Gone, Renewed, Request, Unknown
 from lockkit.backends.object_store import backend as module
 from lockkit.backends.object_store.backend import ObjectBackend
-from lockkit.backends.object_store.store import Version
+from lockkit.backends.object_store.record import Version
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import drive
 from tests.backends.object_store.conftest import Client
@@ -88,7 +89,7 @@ def test_write_of_an_abandoned_request_comes_too_late(
     request = host.request(owner="abandoned")
     late = given_up(backend, request, backend.try_acquire(request))
 
-    written = drive(backend._call(backend._store.write(*late)))
+    written = drive(backend._store.run(backend._store.write(*late)))
 
     assert (written is None) is nonce
     assert (drive(other.holders("x")) == []) is nonce
@@ -194,7 +195,7 @@ def test_take_over_that_is_given_up_leaves_the_lock_to_its_giver(client: Make) -
     request = host.request()
     late = given_up(backend, request, backend.take_over(request, "giver"))
 
-    assert drive(backend._call(backend._store.write(*late))) is None
+    assert drive(backend._store.run(backend._store.write(*late))) is None
     assert [holder.owner for holder in drive(backend.holders("x"))] == ["giver"]
 
 
@@ -230,13 +231,12 @@ def test_free_lock_costs_one_request_and_is_found_free_by_a_single_try(
     assert reads == ["x"]
 
 
-def test_only_so_many_locks_are_remembered(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were seen last; a lock that was forgotten is read again."""
-    monkeypatch.setattr(module, "NAMES_MAX", 2)
+def test_lock_that_was_forgotten_is_read_again(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many are remembered."""
+    monkeypatch.setattr(expiry, "NAMES_MAX", 2)
     backend, host, _ = client()
     grants = [granted(drive(backend.try_acquire(host.request(name)))) for name in "abc"]
 
-    assert set(backend._seen) == {"b", "c"}
     assert drive(backend.renew(grants)) == [Renewed()] * 3
     assert [drive(backend.release(grant)) for grant in grants] == [True] * 3
 
@@ -269,7 +269,7 @@ def test_listing_goes_on_behind_a_page(client: Make, monkeypatch: pytest.MonkeyP
 def test_data_of_an_application_are_left_alone(client: Make) -> None:
     """They are no lock: neither acquired, broken, listed nor deleted."""
     backend, host, _ = client()
-    drive(backend._call(backend._store.write("data", b'{"mine": 1}', None)))
+    drive(backend._store.run(backend._store.write("data", b'{"mine": 1}', None)))
     granted(drive(backend.try_acquire(host.request("data2"))))
 
     for call in (backend.try_acquire(host.request("data")), backend.break_lock("data"), backend.holders("data")):
@@ -277,7 +277,7 @@ def test_data_of_an_application_are_left_alone(client: Make) -> None:
             drive(call)
     assert drive(backend.names("")).names == ["data2"]
     drive(backend.erase())
-    assert drive(backend._call(backend._store.read("data"))) is not None
+    assert drive(backend._store.run(backend._store.read("data"))) is not None
 
 
 def test_call_ends_in_time(client: Make) -> None:

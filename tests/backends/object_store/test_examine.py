@@ -7,7 +7,8 @@ import obstore
 import pytest
 
 from lockkit.backends.object_store import examine
-from lockkit.backends.object_store.store import Store, Version
+from lockkit.backends.object_store.record import Version
+from lockkit.backends.object_store.store import Store
 from lockkit_tools.servers import ObjectStoreServer
 from tests.doctor.support import found
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import psycopg
@@ -17,6 +19,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, LockBackend, Renewed, Unknown
+from lockkit.backends.sql.connection import Statement
 from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
@@ -201,6 +204,24 @@ class TestLimits:
                 lease.release()
             assert got[0].token > lease.token
             got[0].release()
+
+
+def test_session_has_ended_once_the_server_says_so(on_postgresql: ModeServer, connect: Connect) -> None:
+    """PostgreSQL says FATAL, then frees what the session had, and closes its socket last: another may hold by then."""
+    lease = connect(on_postgresql.url).lock("x", ttl=LONG, renew=False).acquire()
+    session = lease._record.grant.state.session
+    # Between the two: these are dropped first, which takes some 100 ms.
+    tables = "BEGIN FOR n IN 1..1000 LOOP EXECUTE 'CREATE TEMP TABLE t' || n || '()'; END LOOP; END"
+    assert drive(session.turn.take(inf))
+    drive(session.run(Statement("DO '" + tables.replace("'", "''") + "'")))
+    session.turn.give()
+
+    on_postgresql.end(pid_of(lease))
+    select.select([session.connection.fd], [], [], PATIENCE)
+
+    assert session.ended
+    with pytest.raises(lockkit.LockLost):
+        lease.release()
 
 
 class TestHungServers:

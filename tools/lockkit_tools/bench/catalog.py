@@ -17,9 +17,6 @@ from lockkit.configuration import profiles, registry
 from lockkit.url import parse
 from lockkit_tools.bench.subject import Face, Kind, Role, Scope, Subject
 
-_POLL_SECONDS = 0.25
-"""Longest back-off of lockkit's own polling, where a backend cannot wake its waiters."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -69,6 +66,7 @@ _DRIVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mariadb": ("pymysql",),
         "zookeeper": ("kazoo.client",),
         "zk": ("kazoo.client",),
+        "s3": ("obstore",),
     }
 )
 """What adapters import when they connect, by the scheme."""
@@ -246,6 +244,7 @@ def subjects(
 def _lockkit(url: str, group: str, can: Capabilities, mode: str | None) -> Iterator[Subject]:
     lacks = _lacks(can)
     scheme = parse(url).scheme
+    backend = registry.find(scheme, mode)
     for face in get_args(Face):
         yield Subject(
             label="lockkit",
@@ -256,12 +255,13 @@ def _lockkit(url: str, group: str, can: Capabilities, mode: str | None) -> Itera
             role="lockkit",
             scope=can.scope,
             version=lockkit.__version__,
-            poll=_POLL_SECONDS if can.wakeup == "poll" else 0.0,
+            poll=backend.poll_seconds if can.wakeup == "poll" else 0.0,
+            ttl_min=can.min_ttl,
             renews=True,
             kinds=tuple(kind for kind in get_args(Kind) if kind not in lacks),
             lacks=lacks,
             session_each=can.crash_release == "connection",
-            imports=(registry.find(scheme, mode).__module__, *_installed(*_DRIVERS.get(scheme, ()))),
+            imports=(backend.__module__, *_installed(*_DRIVERS.get(scheme, ()))),
         )
 
 

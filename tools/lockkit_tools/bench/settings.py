@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 CONTENDERS = (1, 2, 4, 8, 16)
@@ -36,6 +36,10 @@ class Settings:
     hold_min: float = 0.01  # how long the lock is held before it is handed over: the waiter has begun to wait by then
     limit: float | None = None  # no turn begins when the run has taken so long; None: it takes what it takes
     patience: float = 45.0  # after this long, beyond what it should take, a subject that does not answer has failed
+
+    def with_ttls_from(self, ttl_min: float) -> Self:
+        """Give the same with leases of a subject that grants none shorter."""
+        return replace(self, crash_ttl=max(self.crash_ttl, ttl_min), lease_ttl=max(self.lease_ttl, ttl_min))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -31,6 +31,7 @@ class Subject:
     number: int = 1  # tells equal entries apart (the same URL given twice)
     version: str = ""  # of the library; empty for a baseline
     poll: float = 0.0  # how often its waiters look again, seconds; 0 if they are woken
+    ttl_min: float = 0.0  # the shortest lease that it grants, seconds
     renews: bool = False  # keeps a lease alive by itself
     session_each: bool = False  # each of its leases keeps a connection to the server
     workloads: tuple[str, ...] | None = None  # the only workloads of plain locks that apply; None means all

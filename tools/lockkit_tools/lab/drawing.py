@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from lockkit.units import Instant
-from lockkit_tools.lab.record import Lane, Mark, Span, SpanKind
+from lockkit_tools.lab.record import Lane, Mark, Record, Span, SpanKind, Tone
 from lockkit_tools.lab.run import Result, story, token_ranks
 from lockkit_tools.lab.scenario import TTL
+from lockkit_tools.lab.verdict import Word
 
 LEGEND: Final[dict[SpanKind, str]] = {
     "holds": "has a valid lease",
@@ -28,22 +29,39 @@ LEGEND: Final[dict[SpanKind, str]] = {
 STEPS: Final = (1.0, 2.0, 5.0)
 
 
+VERDICTS: Final[dict[Word, Tone]] = {"kept": "good", "contained": "fault", "broken": "bad"}
+
+
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A line of the story with its number."""
+    """A line of the story with its number and its time."""
 
     number: int
     mark: Mark
+    when: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A scene, ready to be drawn."""
+    """A record, ready to be drawn, with the words around it."""
 
-    result: Result
+    title: str
+    about: str
+    subtitle: str
+    headline: str
+    tone: Tone  # of the headline
+    advice: tuple[str, ...]
+    footnote: str
+    record: Record
+    clients: tuple[str, ...]
     lines: tuple[Numbered, ...]
-    ranks: dict[int, int]
-    end: float
+    messages: tuple[str, ...] = ()  # what each kind of message is, if they are drawn
+    axis: tuple[tuple[float, str], ...] = ()  # marks of the axis of time, unless seconds
+
+    @property
+    def end(self) -> float:
+        """Return when the drawing ends."""
+        return self.record.end
 
     def of(self, lane: Lane) -> list[Numbered]:
         """Give the lines of the story that belong to a lane."""
@@ -51,25 +69,37 @@ class Drawing:
 
     def spans(self, lane: Lane, *kinds: SpanKind) -> list[Span]:
         """Give the spans of a lane, of some kinds."""
-        return [span for span in self.result.record.spans if span.lane == lane.name and span.kind in kinds]
+        return [span for span in self.record.spans if span.lane == lane.name and span.kind in kinds]
 
     def kinds(self) -> list[SpanKind]:
         """Give the kinds of spans that are there, in the order of the legend."""
-        present = {span.kind for span in self.result.record.spans}
+        present = {span.kind for span in self.record.spans}
         return [kind for kind in LEGEND if kind in present]
 
     def token(self, span: Span) -> str:
         """Name the token of a span, or nothing."""
-        return "" if span.token is None else f"token {self.ranks[span.token]}"
+        return "" if span.token is None else f"token {token_ranks(self.record)[span.token]}"
 
 
-def prepare(result: Result) -> Drawing:
-    """Number the story of a scene."""
-    lines = tuple(Numbered(number, mark) for number, mark in enumerate(story(result), 1))
-    return Drawing(result, lines, token_ranks(result.record), result.record.end)
+def prepare(result: Result, seed: int) -> Drawing:
+    """Number the story of a scene, and say what it comes to."""
+    scene, verdict, end = result.scene, result.verdict, result.record.end
+    return Drawing(
+        title=scene.title,
+        about=scene.about,
+        subtitle=_subtitle(result, seed),
+        headline=verdict.headline,
+        tone=VERDICTS[verdict.word],
+        advice=verdict.advice,
+        footnote=f"Code: {result.parts}.",
+        record=result.record,
+        clients=scene.clients,
+        lines=tuple(Numbered(number, mark, at_text(mark.at, end)) for number, mark in enumerate(story(result), 1)),
+        messages=("round 1: ask for the lock", "round 2: write the token") if scene.messages else (),
+    )
 
 
-def subtitle(result: Result, seed: int) -> str:
+def _subtitle(result: Result, seed: int) -> str:
     """Say on what a scene was played."""
     scene = result.scene
     fenced = "storage compares tokens" if scene.fenced else "storage does not compare tokens"

@@ -12,9 +12,9 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from lockkit.units import Instant
-from lockkit_tools.lab.drawing import LEGEND, Drawing, Numbered, at_text, prepare, subtitle, ticks
+from lockkit_tools.lab.drawing import LEGEND, Drawing, Numbered, prepare, ticks
 from lockkit_tools.lab.record import Lane, Message, Span
-from lockkit_tools.lab.run import Result, Run
+from lockkit_tools.lab.run import Run
 
 WIDTH = 400
 MARGIN = 12
@@ -43,8 +43,10 @@ _ROLES: Final = {
 }
 
 
-def _style() -> str:
-    both = [*_ROLES.items(), *((f"client{index}", pair) for index, pair in enumerate(_CLIENTS))]
+def _style(used: str = "") -> str:
+    """Write the colours for light and dark: all, or those that a picture uses."""
+    every = [*_ROLES.items(), *((f"client{index}", pair) for index, pair in enumerate(_CLIENTS))]
+    both = [(name, pair) for name, pair in every if not used or f"(--{name})" in used]
     light = "".join(f"--{name}:{pair[0]};" for name, pair in both)
     dark = "".join(f"--{name}:{pair[1]};" for name, pair in both)
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -155,16 +157,21 @@ def wrap(text: str, width: float, size: float) -> list[str]:
 
 def draw(run: Run) -> str:
     """Draw all scenes of a scenario with their stories and verdicts, one below the other."""
+    return picture(title(run), [prepare(result, run.seed) for result in run.results])
+
+
+def picture(title: str, drawings: Sequence[Drawing]) -> str:
+    """Draw one below the other."""
     parts: list[str] = []
     y = 0.0
-    for index, result in enumerate(run.results):
+    for index, drawing in enumerate(drawings):
         canvas = _Canvas()
         if index:
             canvas.line((MARGIN, 2), (WIDTH - MARGIN, 2), "var(--line)")
-        _scene(canvas, result, run.seed)
+        _scene(canvas, drawing)
         parts.append(f'<g transform="translate(0 {_n(y)})">{"".join(canvas.parts)}</g>')
         y += canvas.y + MARGIN
-    return _document(title(run), _description(run), "".join(parts), y)
+    return _document(title, _description(drawings), "".join(parts), y)
 
 
 def title(run: Run) -> str:
@@ -172,44 +179,47 @@ def title(run: Run) -> str:
     return run.scenario.title if len(run.results) > 1 else run.results[0].scene.title
 
 
+_PATTERNS: Final = {
+    name: f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="6" height="6" fill="var(--{ground})"/>'
+    f'<rect width="{width}" height="6" fill="var(--{ink})"/></pattern>'
+    for name, ground, width, ink in (("hatch", "ground", 3, "bad"), ("rest", "shade", 2, "fault"))
+}
+
+
 def _document(title: str, description: str, body: str, height: float) -> str:
+    patterns = "".join(pattern for name, pattern in _PATTERNS.items() if f"(#{name})" in body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(height)}" role="img" '
         'aria-labelledby="lab-title lab-desc">'
         f'<title id="lab-title">{escape(title)}</title><desc id="lab-desc">{escape(description)}</desc>'
-        f"<style>{COLOURS}{_SHAPES}</style>"
-        '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="6" height="6" fill="var(--ground)"/><rect width="3" height="6" fill="var(--bad)"/></pattern>'
-        '<pattern id="rest" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="6" height="6" fill="var(--shade)"/><rect width="2" height="6" fill="var(--fault)"/></pattern>'
-        "</defs>"
+        f"<style>{_style(patterns + body + _SHAPES)}{_SHAPES}</style>{patterns and f'<defs>{patterns}</defs>'}"
         f'<rect width="{WIDTH}" height="{_n(height)}" rx="8" fill="var(--ground)"/>{body}</svg>\n'
     )
 
 
-def _description(run: Run) -> str:
+def _description(drawings: Sequence[Drawing]) -> str:
     words = []
-    for result in run.results:
-        words.append(f"{result.scene.title}. {result.verdict.headline}")
-        words += [line.mark.text for line in prepare(result).lines]
+    for drawing in drawings:
+        words.append(f"{drawing.title}. {drawing.headline}")
+        words += [line.mark.text for line in drawing.lines]
     return " ".join(words)
 
 
-def _scene(canvas: _Canvas, result: Result, seed: int) -> None:
-    drawing = prepare(result)
+def _scene(canvas: _Canvas, drawing: Drawing) -> None:
     canvas.y = 8
-    canvas.paragraph(result.scene.title, 16, "title")
+    canvas.paragraph(drawing.title, 16, "title")
     canvas.y += 2
-    canvas.paragraph(result.scene.about, 12, "dim")
+    canvas.paragraph(drawing.about, 12, "dim")
     canvas.y += 2
-    canvas.paragraph(subtitle(result, seed), 11, "small dim")
+    canvas.paragraph(drawing.subtitle, 11, "small dim")
     canvas.y += 8
     _Chart(canvas, drawing).draw()
     _legend(canvas, drawing)
     canvas.y += 8
     _story(canvas, drawing)
     canvas.y += 8
-    _verdict(canvas, result)
+    _verdict(canvas, drawing)
 
 
 # -- lanes ------------------------------------------------------------------------------------------------------------
@@ -238,8 +248,8 @@ class _Chart:
     def __init__(self, canvas: _Canvas, drawing: Drawing) -> None:
         self._canvas = canvas
         self._drawing = drawing
-        self._record = drawing.result.record
-        self._paints = {name: f"var(--client{index})" for index, name in enumerate(drawing.result.scene.clients)}
+        self._record = drawing.record
+        self._paints = {name: f"var(--client{index})" for index, name in enumerate(drawing.clients)}
         self._places: dict[str, _Place] = {}
 
     def draw(self) -> None:
@@ -251,7 +261,7 @@ class _Chart:
             height = 20 if lane.kind == "client" else 10 if dense and lane.kind == "server" else 14
             self._places[lane.name] = _Place(lane, y, height)
             y += height + (15 if drawing.spans(lane, "paused", "cut") else 5)
-        for at, text in ticks(drawing.end, 7):
+        for at, text in drawing.axis or ticks(drawing.end, 7):
             x = self._x(at)
             canvas.line((x, top + 4), (x, y + 2), "var(--line)", ' stroke-dasharray="1 3"')
             last = x > RIGHT - 16
@@ -261,7 +271,7 @@ class _Chart:
         for message in self._record.messages:
             if message.sent < drawing.end and message.kind == "write":
                 self._write(message)
-            elif message.sent < drawing.end and drawing.result.scene.messages:
+            elif message.sent < drawing.end and drawing.messages:
                 self._protocol(message)
         self._overlaps()
         canvas.flush()
@@ -350,8 +360,11 @@ class _Chart:
             extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
             self._canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
             wide = text_width("two holders", 12)
-            # Beside the number of the newer grant, inside the frame if it is wide enough.
-            left = x + 11 if wide + 22 < width else x + width + 10
+            # Beside the number of the newer grant and those that follow, inside the frame if it is wide enough.
+            last = x
+            for at in sorted(line.mark.at for line in self._drawing.of(lower.lane)):
+                last = max(last, self._x(at)) if self._x(at) - last < wide + 22 else last
+            left = last + 11 if last - x + wide + 22 < width else x + width + 10
             if left + wide < WIDTH - 4:
                 middle = left + wide / 2
                 self._canvas.plate(middle, lower.bar - 10, "two holders", room=2 * wide, style="small strong bad")
@@ -405,12 +418,13 @@ def _free_place(x: float, taken: list[float]) -> float:
 
 def _legend(canvas: _Canvas, drawing: Drawing) -> None:
     words = []
-    if drawing.result.scene.messages:
-        words.append(("var(--round1)", "round 1: ask for the lock"))
-        words.append(("var(--round2)", "round 2: write the token"))
+    if drawing.messages:
+        words += [(f"var(--round{number})", text) for number, text in enumerate(drawing.messages, 1)]
     if "believes" in drawing.kinds():
         words.append(("url(#hatch)", LEGEND["believes"]))
-    if {"kept"} <= set(drawing.kinds()) and not drawing.result.scene.messages:
+    if "silent" in drawing.kinds():
+        words.append(("url(#rest)", LEGEND["silent"]))
+    if "kept" in drawing.kinds() and not drawing.messages:
         words.append(("var(--client0)", "pale: the server keeps the lock for that client"))
     x, y = float(MARGIN), canvas.y + 14
     for paint, text in words:
@@ -431,16 +445,16 @@ def _story(canvas: _Canvas, drawing: Drawing) -> None:
         style = {"bad": "bad strong", "good": "good strong", "fault": "fault"}.get(tone, "")
         y = canvas.y + 16
         canvas.number(MARGIN + 8, y - 4, line)
-        canvas.text(MARGIN + 63, y, at_text(line.mark.at, drawing.end), "small dim", "end")
+        if line.when:
+            canvas.text(MARGIN + 63, y, line.when, "small dim", "end")
         canvas.paragraph(line.mark.text, 12, style, x=MARGIN + 69)
         canvas.y += 1
 
 
-def _verdict(canvas: _Canvas, result: Result) -> None:
-    paint = {"kept": "good", "contained": "fault", "broken": "bad"}[result.verdict.word]
-    lines = wrap(result.verdict.headline, WIDTH - 2 * MARGIN - 20, 14.5)
+def _verdict(canvas: _Canvas, drawing: Drawing) -> None:
+    lines = wrap(drawing.headline, WIDTH - 2 * MARGIN - 20, 14.5)
     height = 12 + 17 * len(lines)
-    canvas.rect(MARGIN, canvas.y, WIDTH - 2 * MARGIN, height, f"var(--{paint})", extra=' rx="5"')
+    canvas.rect(MARGIN, canvas.y, WIDTH - 2 * MARGIN, height, f"var(--{drawing.tone})", extra=' rx="5"')
     for line in lines:
         canvas.y += 17
         canvas.parts.append(
@@ -448,6 +462,6 @@ def _verdict(canvas: _Canvas, result: Result) -> None:
             f"{escape(line)}</text>"
         )
     canvas.y += 12
-    for advice in result.verdict.advice:
+    for advice in drawing.advice:
         canvas.paragraph(f"→ {advice}", 12, "")
-    canvas.paragraph(f"Code: {result.parts}.", 11, "small dim")
+    canvas.paragraph(drawing.footnote, 11, "small dim")

@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from lockkit.units import Instant
-from lockkit_tools.lab.drawing import LEGEND, Drawing, at_text, prepare, subtitle, ticks
+from lockkit_tools.lab.drawing import LEGEND, Drawing, prepare, ticks
 from lockkit_tools.lab.record import Lane, Span, SpanKind
 from lockkit_tools.lab.run import Result, Run
 
@@ -55,11 +55,11 @@ def _wrapped(text: str, width: int, style: str = "", first: str = "", rest: str 
 
 
 def _scene(result: Result, seed: int, width: int) -> list[Text]:
-    drawing = prepare(result)
+    drawing = prepare(result, seed)
     return [
-        *_wrapped(result.scene.title, width, "bold"),
-        *_wrapped(result.scene.about, width),
-        *_wrapped(subtitle(result, seed), width, "dim"),
+        *_wrapped(drawing.title, width, "bold"),
+        *_wrapped(drawing.about, width),
+        *_wrapped(drawing.subtitle, width, "dim"),
         Text(),
         *_Chart(drawing, width).lines(),
         *_legend(drawing, width),
@@ -92,10 +92,10 @@ class _Chart:
 
     def __init__(self, drawing: Drawing, width: int) -> None:
         self._drawing = drawing
-        self._record = drawing.result.record
+        self._record = drawing.record
         self._left = max(len(lane.label) for lane in self._record.lanes) + 1
         self._space = width - self._left
-        self._clients = dict(zip(drawing.result.scene.clients, _CLIENTS, strict=False))
+        self._clients = dict(zip(drawing.clients, _CLIENTS, strict=False))
 
     def lines(self) -> list[Text]:
         """Draw each lane, those of two holders below the clients, and the axis."""
@@ -106,7 +106,7 @@ class _Chart:
             for head, row in zip((margin, label, margin), rows, strict=True):
                 if row is not None:
                     lines.append(Text.assemble(head, row.text))
-            if lane.name == self._drawing.result.scene.clients[-1] and self._record.overlaps:
+            if lane.name == self._drawing.clients[-1] and self._record.overlaps:
                 lines.append(Text.assemble(margin, self._overlaps().text))
         axis = _Row(self._space)
         for at, text in ticks(self._drawing.end, max(3, self._space // 9)):
@@ -199,8 +199,8 @@ class _Chart:
 def _legend(drawing: Drawing, width: int) -> list[Text]:
     words = [f"{_GLYPHS[kind]} {LEGEND[kind]}" for kind in drawing.kinds() if kind in _GLYPHS and kind != "offered"]
     if "kept" in drawing.kinds():
-        words.append(f"{drawing.result.scene.clients[0]} the server keeps the lock for that client")
-    if drawing.result.record.writes:
+        words.append(f"{drawing.clients[0]} the server keeps the lock for that client")
+    if drawing.record.writes:
         words.append("✓ write accepted  ✗ refused  ‼ replaced a newer one")
     lines = [""]
     for word in words:
@@ -214,9 +214,9 @@ def _legend(drawing: Drawing, width: int) -> list[Text]:
 
 def _story(drawing: Drawing, width: int) -> list[Text]:
     lines = []
-    last = len(at_text(drawing.end, drawing.end))
+    last = max((len(line.when) for line in drawing.lines), default=0)
     for line in drawing.lines:
-        head = f"{line.number:>3}  {at_text(line.mark.at, drawing.end):>{last}}  "
+        head = f"{line.number:>3}  {line.when:>{last}}  "
         lines += _wrapped(line.mark.text, width, _STYLES[line.mark.tone], head, " " * len(head))
     return lines
 

@@ -18,7 +18,7 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit_dynamodb.observations import Observations
+from lockkit.expiry import Observations
 from lockkit_dynamodb.table import ConditionFailed, Table
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class DynamoBackend(LockBackend):
     Locks in a DynamoDB table.
 
     Each step is one conditional write to an item, which DynamoDB decides. Every write of a holder counts the item's
-    version up. DynamoDB shows no clock, so expiry is observed, as in Amazon's lock client (github.com/awslabs/
-    amazon-dynamodb-lock-client): a client that has seen the same version for a whole ttl, on its own monotonic clock,
-    may take the lock, on condition that the version is still the same.
+    version up. DynamoDB shows no clock, so clients observe expiry (`lockkit.expiry`).
     """
 
     capabilities = Capabilities(
@@ -90,7 +88,7 @@ class DynamoBackend(LockBackend):
         self._url = url
         self._runtime = host.runtime
         self._table = Table(table, settings, url, host.runtime)
-        self._observations = Observations(host.runtime)
+        self._observations = Observations[int](host.runtime)
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> DynamoBackend:
@@ -143,8 +141,7 @@ class DynamoBackend(LockBackend):
         return True
 
     def _remaining(self, name: str, item: Item) -> float:
-        """Seconds after which a lock that nobody renews may be taken."""
-        return item.ttl - self._observations.age(name, item.version)
+        return self._observations.left(name, item.version, item.ttl)
 
     # -- acquiring -------------------------------------------------------------------------------------------------
 

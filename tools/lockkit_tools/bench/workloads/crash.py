@@ -69,7 +69,7 @@ class Crash(Workload):
     ) -> list[Measured | WorkerFailed | OSError]:
         """See `Workload.measure_together`. One step of all subjects after the other, in one thread."""
         with ExitStack() as stack:
-            scenes = [_Scene(self, subject, settings, stack) for subject in subjects]
+            scenes = [_Scene(self, subject, settings.with_ttls_from(subject.ttl_min), stack) for subject in subjects]
             for step in (_Scene.start, _Scene.begin, _Scene.strike, _Scene.look):
                 # The first one that is struck comes first: waiting for it delays nobody.
                 for scene in sorted(scenes, key=lambda scene: scene.strike_ns):

@@ -53,6 +53,7 @@ class Held(Workload):
         return super().inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
+        settings = settings.with_ttls_from(subject.ttl_min)
         leases = min(settings.leases, SESSIONS_MAX) if subject.session_each else settings.leases
         part = {"name": fresh_name(), "leases": leases, "seconds": settings.lease_ttl}
         expected = settings.lease_ttl + leases * MICROSECONDS_EACH / 1e6

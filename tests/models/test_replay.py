@@ -115,7 +115,6 @@ class Mutant:
             )
 
 
-RESTORE = "if not holder or holder == ARGV[1] then redis.call('SET', KEYS[1], ARGV[1])"
 LATE = (LeaseRecord, "set_deadline", believe_from_the_answer)
 MUTANTS = {
     "release.lua compares no owner": Mutant(
@@ -123,9 +122,6 @@ MUTANTS = {
     ),
     "release.lua makes no offer": Mutant(
         "redis", 0, {"kind": _altered("if type(first) ~= 'string' then", "if true then", "release")}
-    ),
-    "renew.lua restores a lost key": Mutant(
-        "redis", 95, {"kind": _altered("if holder == ARGV[1] then", RESTORE, "renew")}
     ),
     "deadline from the answer": Mutant("redis", 20, patch=LATE),
     "a node releases whatever it has": Mutant("redlock", 1, {"node": ReleasesAnybodys}),

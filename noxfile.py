@@ -389,9 +389,9 @@ def interleavings(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Checks the models in models/ and their mutants with Spin (`-- redis`: one; `--record`, `--draw`: write)."""
+    """Checks the models in models/ and replays the code (`-- redis`: one; `--record`, `--draw`: write)."""
     install(session, "test")
-    install_servers(session, "spin")
+    install_servers(session, "spin", "redis")
     session.run("python", "-m", "tests.models", *session.posargs)
 
 

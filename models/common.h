@@ -74,3 +74,65 @@ inline start(timer)
 	:: timer = TTL - MARGIN + DRIFT /* a slow clock */
 	fi
 }
+
+/*
+ * Replay: is a trace of the code an execution of the model? EVENT marks what can be seen from outside, here with what SHOWN
+ * says of the servers. With -DREPLAY each must be the next event of the trace, at that time give or take a tick or two;
+ * a client then asks again and time goes on whenever the trace needs it (tests/models/replay.py).
+ */
+#define ASKS 1
+#define ACQUIRED 2
+#define HOLDS 3
+#define ENDS 4
+#define RENEWS 5
+#define RENEWED 6
+#define RELEASED 7
+#define ABANDONED 8
+#define EXPIRES 9
+#define CRASHED 10
+#define WRITTEN 11
+
+#ifdef REPLAY
+#define REPLAYED 1
+#define COUNTED 0
+#define MOVES(next_client, in_time) provided (_pid == next_client || in_time)
+#define LOOK_AHEAD(kind, owner) \
+	event = kind * 64 + (owner); \
+	c_code { now.comes = is_ahead(now.position, now.event); now.event = 0; };
+#define COMES comes
+#define NEXT eval(next_owner)
+#define SET_NEXT owner = next_owner;
+#define TICK ticks++;
+#define EVENT(kind, who, value) \
+	event = ((kind * 64 + (who)) * 64 + (value)) * 1024 + SHOWN; \
+	c_code { now.strayed = !is_next(now.position, now.event, now.ticks); now.position++; now.event = 0; \
+		now.next_owner = owner_at(now.position); };
+#define EVENT_IF(fact, kind, who, value) \
+	if \
+	:: fact -> EVENT(kind, who, value) \
+	:: else \
+	fi;
+
+int event;
+short position, ticks;
+bool strayed, comes;
+byte next_owner;
+c_decl { \#include "replay.h" }
+
+never {
+	do
+	:: c_expr { GOES_ON }
+	od
+}
+#else
+#define REPLAYED 0
+#define COUNTED 1
+#define MOVES(next_client, in_time)
+#define LOOK_AHEAD(kind, owner)
+#define COMES true
+#define NEXT owner
+#define SET_NEXT
+#define TICK
+#define EVENT(kind, who, value)
+#define EVENT_IF(fact, kind, who, value)
+#endif

@@ -45,10 +45,14 @@
 #include "common.h"
 
 #define GRACE 1
+#ifndef LATE
+#define LATE 1
+#endif
 #define owner_of(client, turn) (1 + client + CLIENTS * turn)
 #define client_of(owner) ((owner - 1) % CLIENTS)
 #define NOBODY 0
-#define TURNS_OF(client) (client == 0 -> TURNS : 1)
+#define TURNS_OF(client) (client == 0 || REPLAYED -> TURNS : 1)
+#define SHOWN ((holder * 2 + offered) * 8 + len(queue))
 
 byte holder, key_left, last;  /* the key, its expiry, the last token */
 bool offered, freed;          /* the key's value is next:OWNER; a release has deleted it */
@@ -60,7 +64,7 @@ byte since[CLIENTS], left[CLIENTS], look[CLIENTS], current[CLIENTS];
 bool woken_up[CLIENTS], deaf[CLIENTS];
 
 byte losses = LOSSES, crashes = CRASHES, pauses = PAUSES;
-mtype late; byte late_owner;  /* a message that its sender no longer waits for */
+chan late = [LATE] of { mtype, byte, bool };  /* messages that their senders no longer wait for */
 byte newest;                  /* owner of the newest grant */
 
 bool exclusion = true, tokens = true, confirmed = true, woken = true, stale = true;
@@ -77,7 +81,7 @@ bool lost_data;
 
 inline notify(owner)
 {
-	woken_up[client_of(owner)] = (current[client_of(owner)] == owner || woken_up[client_of(owner)])
+	woken_up[client_of(owner)] = COUNTED && (current[client_of(owner)] == owner || woken_up[client_of(owner)])
 }
 
 /* offer.lua: `next` is the waiter to whom the lock is offered, or `me`, who takes it now. */
@@ -143,10 +147,11 @@ inline acquire_lua()
 	fi;
 	if
 	:: granted && queue??[eval(owner)] -> queue??eval(owner)
-	:: !granted && !queue??[eval(owner)] -> queue!owner
+	:: !granted && enters && !queue??[eval(owner)] -> queue!owner
 	:: else
 	fi;
-	told = key_left
+	told = key_left;
+	EVENT(ACQUIRED, owner, (granted -> token : 0))
 }
 
 inline free_or_offer()
@@ -164,7 +169,7 @@ inline release_lua(who)
 #elif defined(RELEASE_WITHOUT_OFFER)
 	:: holder == who && !offered -> holder = NOBODY; key_left = 0; freed = true
 #else
-	:: holder == who && !offered -> free_or_offer()
+	:: holder == who && !offered -> free_or_offer(); EVENT(RELEASED, who, 0)
 #endif
 	:: else
 	fi
@@ -173,11 +178,16 @@ inline release_lua(who)
 inline abandon_lua(who)
 {
 	if
-	:: queue??[eval(who)] -> queue??eval(who)
-	:: else
-	fi;
-	if
-	:: holder == who -> free_or_offer()
+	:: queue??[eval(who)] || holder == who ->
+		if
+		:: queue??[eval(who)] -> queue??eval(who)
+		:: else
+		fi;
+		if
+		:: holder == who -> free_or_offer()
+		:: else
+		fi;
+		EVENT(ABANDONED, who, 0)
 	:: else
 	fi
 }
@@ -195,54 +205,71 @@ inline renew_lua(who)
 #ifndef LOSS
 	; promise(confirmed, !granted || newest == who)
 #endif
+	; EVENT(RENEWED, who, granted)
 }
 
 /* The message is lost; or it is on its way, while its sender goes on. */
-inline lose(kind)
+inline lose(kind, done)
 {
-	losses > 0 -> losses--;
+	losses > 0 -> losses = losses - COUNTED;
+	LOOK_AHEAD(done, owner)
 	if
-	:: late == 0 -> late = kind; late_owner = owner
+	:: nfull(late) && COMES -> late!kind, owner, enters
 	:: true
-	fi
+	fi;
+	enters = true
 }
 
-active [CLIENTS] proctype Client()
+active [CLIENTS] proctype Client() MOVES(client_of(next_owner), left[_pid] > 0)
 {
-	byte owner, token, grant, turn, told, next, entry, renewals = (_pid == 0 -> RENEWALS : 0);
-	bool granted, first = true;
+	byte owner, token, grant, turn, told, next, entry, renewals = (_pid == 0 || REPLAYED -> RENEWALS : 0);
+	bool granted, first = true, enters = true; /* the queue, if it is refused */
 
 again:	atomic {
 		owner = owner_of(_pid, turn); turn++;
 		current[_pid] = owner
 	}
-try:	atomic {
+try:	if
+	:: atomic { crashes > 0 -> crashes--; goto crash }
+	:: atomic {
 		state[_pid] = TRYING; woken_up[_pid] = false; look[_pid] = 0;
-		start(since[_pid])
-	}
+		start(since[_pid]);
+#ifdef REPLAY
+		LOOK_AHEAD(HOLDS, owner)
+		since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */
+		/* The first request of a client, which has no subscription yet, and a single try do not enter it. */
+		if
+		:: enters = true
+		:: enters = false
+		fi;
+#endif
+		EVENT(ASKS, owner, 0) }
+	fi;
 	if
 	:: d_step { acquire_lua(); next = 0; entry = 0;
 			if
-			:: !granted -> state[_pid] = WAITING; since[_pid] = 0; look[_pid] = told
+			:: !granted -> state[_pid] = WAITING; since[_pid] = 0; look[_pid] = told * COUNTED
 			:: else
 			fi;
-			told = 0 }
-	:: atomic { lose(ACQUIRE) -> goto undo }
+			told = 0; enters = true }
+	:: atomic { lose(ACQUIRE, ACQUIRED) -> goto undo }
+	:: atomic { crashes > 0 -> crashes--; goto crash }
 	fi;
 	if
 #ifdef NO_LOOK_AFTER_TTL
 	:: !granted && woken_up[_pid] -> goto try
 #else
-	:: !granted && (woken_up[_pid] || look[_pid] == 0) -> goto try
+	:: !granted && (woken_up[_pid] || look[_pid] == 0 || REPLAYED) -> goto try
 #endif
 	:: atomic { crashes > 0 -> crashes--; goto crash }
-	:: atomic { losses > 0 -> losses--; goto undo }
+	:: atomic { losses > 0 -> losses = losses - COUNTED; goto undo }
 	:: d_step { granted && since[_pid] > 0 ->
 			left[_pid] = since[_pid]; since[_pid] = 0; state[_pid] = HOLDING;
 #ifdef DEADLINE_FROM_ANSWER
 			left[_pid] = TTL - MARGIN + DRIFT;
 #endif
-			promise(exclusion, BELIEVERS <= 1)
+			promise(exclusion, BELIEVERS <= 1);
+			EVENT(HOLDS, owner, 1)
 		} -> goto held
 	:: granted && since[_pid] == 0 -> goto undo
 	fi;
@@ -260,7 +287,9 @@ undo:
 	atomic { state[_pid] = TRYING; since[_pid] = 0; look[_pid] = 0; granted = false }
 	if
 	:: d_step { abandon_lua(owner); next = 0; entry = 0 }
-	:: atomic { lose(ABANDON) }
+	:: atomic { lose(ABANDON, ABANDONED) }
+	:: atomic { losses > 0 -> abandon_lua(owner); next = 0; entry = 0; lose(ABANDON, ABANDONED) } /* it is repeated */
+	:: atomic { crashes > 0 -> crashes--; goto crash }
 	fi;
 	if
 	:: turn < TURNS_OF(_pid) + LOSSES -> goto again
@@ -268,20 +297,20 @@ undo:
 	fi;
 
 held:	do
-	:: d_step { left[_pid] > 0 && renewals > 0 -> renewals--; granted = false };
-		start(since[_pid]);
+	:: d_step { left[_pid] > 0 && renewals > 0 -> renewals = renewals - COUNTED; granted = false };
+		atomic { start(since[_pid]); EVENT(RENEWS, owner, 0) }
 		if
 		:: d_step { renew_lua(owner) }
-		:: atomic { lose(RENEW); goto unanswered }
+		:: atomic { lose(RENEW, RENEWED); goto unanswered }
 		fi;
 		if
 		:: d_step { granted -> left[_pid] = (left[_pid] > 0 -> max(left[_pid], since[_pid]) : 0);
 				promise(exclusion, BELIEVERS <= 1) }
-		:: d_step { !granted -> left[_pid] = 0 }
-		:: atomic { losses > 0 -> losses-- }
+		:: d_step { !granted -> EVENT_IF(left[_pid] > 0, ENDS, owner, 0) left[_pid] = 0 }
+		:: atomic { losses > 0 -> losses = losses - COUNTED }
 		fi;
 unanswered:	since[_pid] = 0
-	:: left[_pid] > 0 -> left[_pid] = 0; break           /* the holder releases */
+	:: d_step { left[_pid] > 0 -> left[_pid] = 0; EVENT(ENDS, owner, 0) } -> break /* the holder releases */
 	:: left[_pid] == 0 -> break                          /* the lease is lost: its holder ends, and releases in vain */
 	:: atomic { crashes > 0 -> crashes--; goto crash }
 #ifdef LOSS
@@ -302,7 +331,9 @@ unanswered:	since[_pid] = 0
 	atomic { state[_pid] = DONE; current[_pid] = NOBODY; granted = false; left[_pid] = 0 };
 	if
 	:: d_step { release_lua(owner); next = 0; entry = 0 }
-	:: atomic { lose(RELEASE) }
+	:: atomic { lose(RELEASE, RELEASED) }
+	:: atomic { losses > 0 -> release_lua(owner); next = 0; entry = 0; lose(RELEASE, RELEASED) }
+	:: atomic { crashes > 0 -> crashes--; goto crash }
 	fi;
 	if
 	:: turn < TURNS_OF(_pid) -> goto again
@@ -315,6 +346,7 @@ crash:	atomic {
 		:: deaf[_pid] = true
 		:: true
 		fi;
+		EVENT(CRASHED, owner_of(_pid, 0), 0)
 		state[_pid] = DONE; left[_pid] = 0; since[_pid] = 0; look[_pid] = 0; current[_pid] = NOBODY; granted = false
 	};
 over:	skip
@@ -324,13 +356,13 @@ over:	skip
 active proctype Network()
 {
 	byte next, entry, owner, token, grant, told;
-	bool granted;
+	bool granted, enters;
 end:	do
-	:: d_step { late == ACQUIRE -> owner = late_owner; acquire_lua(); late = 0; next = 0; entry = 0; token = 0; grant = 0; told = 0; granted = false }
-	:: d_step { late == RELEASE -> release_lua(late_owner); late = 0; next = 0; entry = 0 }
-	:: d_step { late == ABANDON -> abandon_lua(late_owner); late = 0; next = 0; entry = 0 }
-	:: d_step { late == RENEW -> renew_lua(late_owner); late = 0; granted = false }
-	:: late != 0 -> late = 0
+	:: d_step { late??ACQUIRE, NEXT, enters -> SET_NEXT acquire_lua(); next = 0; entry = 0; token = 0; grant = 0; told = 0; granted = false; owner = 0; enters = false }
+	:: d_step { late??RELEASE, NEXT, enters -> SET_NEXT release_lua(owner); next = 0; entry = 0; owner = 0; enters = false }
+	:: d_step { late??ABANDON, NEXT, enters -> SET_NEXT abandon_lua(owner); next = 0; entry = 0; owner = 0; enters = false }
+	:: d_step { late??RENEW, NEXT, enters -> SET_NEXT renew_lua(owner); granted = false; owner = 0; enters = false }
+	:: d_step { !REPLAYED && nempty(late) -> late?_, _, _ }
 	od
 }
 
@@ -342,20 +374,25 @@ active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { (key_left > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(LOOKS)) ->
-		pauses = pauses - ANY(LOOKS);
+	:: d_step { (key_left > 0 || ANY(RUNS) || REPLAYED) && (pauses > 0 || !ANY(LOOKS) || REPLAYED) ->
+		pauses = pauses - (ANY(LOOKS) && !REPLAYED);
 #ifndef LOSS
 		promise(woken, !freed || !ANY(WAITS) || ANY(LOOKS));
 #endif
+		TICK
+		for (c : 0 .. CLIENTS - 1) {
+			EVENT_IF(left[c] == 1, ENDS, current[c], 0)
+			take_one(since[c]); take_one(left[c]); take_one(look[c])
+		}
+		c = 0;
+		EVENT_IF(key_left == 1, EXPIRES, holder, 0)
 		take_one(key_left);
 		if
 		:: key_left == 0 -> holder = NOBODY; offered = false
 		:: else
-		fi;
-		for (c : 0 .. CLIENTS - 1) { take_one(since[c]); take_one(left[c]); take_one(look[c]) }
-		c = 0;
+		fi
 #ifdef LOSS
-		now++
+		; now++
 #endif
 	}
 #ifdef LOSS

@@ -3,12 +3,11 @@ A hook of mkdocs: counts of tests, taken when the site is built, so that no page
 
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
 ``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
-``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``
-and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes;
-``{soak: words}``, ``{soak: faults}`` and ``{soak: clients}`` what the last soak found, as ``nox -s soak -- --record``
-wrote it.
-CI runs the tests, which write what they
-found, before it builds the site.
+``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``,
+``{models: mutants}`` and ``{models: replays}`` the tables of ``models/results.json``, which
+``nox -s models -- --record`` writes; ``{soak: words}``, ``{soak: faults}`` and ``{soak: clients}`` what the last soak
+found, as ``nox -s soak -- --record`` wrote it. CI runs the tests, which write what they found, before it builds the
+site.
 """
 
 from __future__ import annotations
@@ -130,6 +129,21 @@ def model_mutants(found: Mapping[str, Any]) -> str:
     )
 
 
+def model_replays(found: Mapping[str, Any]) -> str:
+    """What the code did, replayed against each model."""
+    return table(
+        ["model", "schedules", "events", "seconds", "mistakes in the code that the model refuses"],
+        [
+            [
+                f"`{name}`", f"{one['schedules']:,}", f"{one['events']:,}", f"{one['seconds']:.0f}",
+                "; ".join(one["refused"]),
+            ]
+            for name, one in ((name, model.get("replay")) for name, model in found.items())
+            if one is not None
+        ],
+    )  # fmt: skip
+
+
 def soak_words(found: Mapping[str, Any]) -> str:
     """How long it ran, and what was odd."""
     odd = "".join(f"\n- {line}" for line in found["odd"])
@@ -158,6 +172,7 @@ TIMES = ("hand-offs", "median ms", "p99 ms")
 RECORDED_PARTS: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], str]] = {
     ("models", "runs"): model_runs,
     ("models", "mutants"): model_mutants,
+    ("models", "replays"): model_replays,
     ("soak", "words"): soak_words,
     ("soak", "faults"): partial(soak_table, {name: name for name in (*DONE, *MUST_BE_ZERO)}),
     ("soak", "clients"): partial(soak_table, {**{name: name for name in TIMES}, **USED}),

@@ -1,5 +1,5 @@
 """
-Checks all models, or those that are named: ``python -m tests.models [NAME…] [--record] [--draw]``.
+Checks all models, or those that are named, and replays the code: ``python -m tests.models [NAME…] [OPTION…]``.
 
 ``--record`` writes what the page on the models shows, ``--draw`` the schedule of each mutant as a picture.
 """
@@ -9,14 +9,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 from tests.models.check import MODELS, Model, Mutant, Search, SpinFailed, models
 from tests.models.drawing import DRAWINGS, draw, path_of
+from tests.models.replays import REPLAYS, replay
+from tests.models.test_replay import MUTANTS
+from tests.simulation.night import be_quiet
 
 RESULTS = MODELS / "results.json"
+
+SCHEDULES = 60
+"""How many schedules are replayed against a model. More take longer, half a second each."""
 
 
 def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, Search | None]:
@@ -30,6 +37,26 @@ def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, Search | 
     if wrong and found.broken:
         wrong += "".join(f"\n    {step.process} {step.number}: {step.action}" for step in found.trail)
     return wrong, found
+
+
+def replay_code(model: Model) -> tuple[str, dict[str, Any]]:
+    """Replay schedules of the code against a model: what is wrong, and what was replayed."""
+    one, began = REPLAYS[model.name], time.monotonic()
+    events_count, wrong = 0, []
+    with one.followers() as followers, one.traces() as trace:
+        for seed, events, allowed in replay(followers, trace, range(SCHEDULES)):
+            events_count += len(events)
+            if allowed is None:
+                wrong.append(f"seed {seed}: undecided")
+            elif allowed < len(events):
+                wrong.append(f"seed {seed}: not allowed: {events[allowed]}")
+        seconds = round(time.monotonic() - began, 1)
+        mutants = {name: mutant for name, mutant in MUTANTS.items() if mutant.model == model.name}
+        for name, mutant in mutants.items():
+            if not mutant.is_refused(followers):
+                wrong.append(f"allowed: {name}")
+    found = {"schedules": SCHEDULES, "events": events_count, "seconds": seconds, "refused": list(mutants)}
+    return "; ".join(wrong), found
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -65,6 +92,16 @@ def main(arguments: list[str]) -> int:
                 results.setdefault(model.name, describe(model))["runs"][run] |= numbers
             elif found and mutant and not wrong and "--draw" in arguments:
                 path_of(model, mutant).write_text(draw(model, mutant, found), encoding="utf-8")
+    be_quiet()
+    for model in chosen:
+        if model.name in REPLAYS:
+            wrong, found = replay_code(model)
+            failures += bool(wrong)
+            results[model.name]["replay"] = found
+            what = f"{model.name} replay".ljust(50)
+            sys.stdout.write(
+                f"{what}{found['events']:>9,} events {found['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n"
+            )
     if "--record" in arguments and not failures:
         former = json.loads(RESULTS.read_text()) if names else {}
         RESULTS.write_text(json.dumps(dict(sorted((former | results).items())), indent=2) + "\n")

@@ -133,11 +133,11 @@ class Model:
         if mutant is not None:
             flags.append(f"-D{mutant.define}")
         with tempfile.TemporaryDirectory(prefix="lockkit-model-") as folder:
-            _call(folder, _spin(), "-a", *flags, str(self.path))
+            call(folder, spin(), "-a", *flags, str(self.path))
             # A mutant breaks early, and breadth first by its shortest schedule: compiling takes longer than searching.
             how = ("-O1",) if mutant is None else ("-O0", "-DBFS")
-            _call(folder, "gcc", *how, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
-            said = _call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
+            call(folder, "gcc", *how, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
+            said = call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
             found = _VIOLATED.search(said)
             broken = "" if found is None else found[1] or PROGRESS
             numbers = [re.search(pattern, said) for pattern in (r"(\d+) states, stored", r"depth reached (\d+)")]
@@ -156,8 +156,8 @@ class Model:
         """Let Spin take the steps that broke a promise; and, for the values at the start, a first step of any."""
         (trail,) = Path(folder).glob("*.trail")
         told = ("-p", "-g", "-l", *flags, str(self.path))
-        start = _call(folder, _spin(), "-u1", "-n1", *told).rpartition("#processes")[2]
-        steps, _, end = _call(folder, _spin(), "-k", trail.name, *told).rpartition("#processes")
+        start = call(folder, spin(), "-u1", "-n1", *told).rpartition("#processes")[2]
+        steps, _, end = call(folder, spin(), "-k", trail.name, *told).rpartition("#processes")
         values = Values().after(start)
         stuck = frozenset(map(int, _STUCK.findall(end)))
         return {"start": values, "trail": tuple(self._steps(steps, values)), "stuck": stuck}
@@ -185,14 +185,16 @@ def models() -> list[Model]:
     return [Model(path) for path in sorted(MODELS.glob("*.pml"))]
 
 
-def _spin() -> str:
+def spin() -> str:
+    """Find Spin."""
     found = shutil.which("spin")
     if found is None:
         raise SpinFailed("Spin is not on this machine: install Debian's package spin, or https://spinroot.com")
     return found
 
 
-def _call(folder: str, *command: str) -> str:
+def call(folder: str, *command: str) -> str:
+    """Run a command in a folder; return what it says."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode != 0:

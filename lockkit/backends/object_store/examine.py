@@ -27,9 +27,7 @@ _warning = partial(Check, severity=Severity.WARNING, page=_PAGE)
 
 TWO_CREATE = _error("objects-two-create", risk="Two clients can acquire a lock that was never held, both at once.")
 TWO_REPLACE = _error("objects-two-replace", risk="Two clients can acquire the same lock at once.")
-VERSIONED = _warning(
-    "objects-versioned", risk="Each renewal leaves an old version behind, which is stored and paid for."
-)
+VERSIONED = _warning("objects-versioned", risk="Each renewal leaves an old version, which is stored and paid for.")
 NO_TLS = _warning("objects-no-tls", risk="Anyone who sees the network can read what holders store, and change answers.")
 
 
@@ -44,7 +42,8 @@ async def examine(examination: Examination) -> None:
         await examination.time(store.shown, lambda: store.run(store.read("=ping")))
         await _race(examination, stores)
     finally:
-        store.loop.stop()
+        for one in stores:
+            one.loop.stop()
 
 
 async def _race(examination: Examination, stores: Sequence[Store]) -> None:

@@ -81,7 +81,8 @@ class Store:
         """Read a URL. No I/O."""
         prefix, endpoint = url.path.strip("/"), options["endpoint"]
         self.shown = url.safe_text + (f" ({endpoint})" if endpoint else "")
-        self.scheme, self.loop, self._runtime = url.base, DriverLoop(runtime), runtime
+        self.scheme, self._runtime = url.base, runtime
+        self.loop = DriverLoop(runtime, lambda: repr(self._store))
         self._store: Any = None
         problem = ""
         for name, scheme in (("region", "s3"), ("account", "az")):

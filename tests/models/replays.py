@@ -1,0 +1,73 @@
+"""What is replayed: of which models, by which traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lockkit_tools.servers import RedisServer
+from tests.models import redis_code, redlock_code
+from tests.models.check import models
+from tests.models.replay import Event, Follower
+from tests.models.schedules import TTL, Plan
+from tests.simulation.support import apart
+
+Trace = Callable[[int], list[Event]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """
+    The traces of one model.
+
+    Attributes:
+        bounds: Of the model: more of everything than any trace has. One tick is one second.
+    """
+
+    model: str
+    bounds: tuple[str, ...]
+
+    @contextmanager
+    def followers(self) -> Iterator[dict[int, Follower]]:
+        """Compile the model for two and for three clients."""
+        (model,) = (model for model in models() if model.name == self.model)
+        # Time goes on whenever a trace needs it, so that promises about time do not hold.
+        flags = [*self.bounds, f"-DTTL={TTL:.0f}", *(f"-Dcheck_{name}=0" for name in model.promises)]
+        with TemporaryDirectory(prefix="lockkit-replay-") as folder:
+            made = {}
+            for clients in (2, 3):
+                place = Path(folder, str(clients))
+                place.mkdir()
+                made[clients] = Follower(self.model, [f"-DCLIENTS={clients}", *flags], place, tick=1.0)
+            yield made
+
+    @contextmanager
+    def traces(self, **parts: object) -> Iterator[Trace]:
+        """Give the function that runs the schedule of a seed; `parts` are mutants."""
+        if self.model == "redis":
+            with RedisServer() as server:
+                yield partial(redis_code.trace, server=server, **parts)  # type: ignore[arg-type]
+        else:
+            yield partial(redlock_code.trace, **parts)  # type: ignore[arg-type]
+
+
+REPLAYS = {
+    replay.model: replay
+    for replay in (
+        Replay("redis", ("-DTURNS=40", "-DRENEWALS=1", "-DLOSSES=1", "-DCRASHES=1", "-DPAUSES=1", "-DLATE=12")),
+        Replay("redlock", ("-DATTEMPTS=60", "-DLOSSES=1", "-DPAUSES=1")),
+    )
+}
+
+
+def replay(
+    followers: dict[int, Follower], trace: Trace, seeds: Iterable[int]
+) -> Iterator[tuple[int, Sequence[Event], int | None]]:
+    """Run the schedules of seeds; give each with its events, and how many of these the model allows (`follow`)."""
+    for seed in apart(seeds):
+        events = trace(seed)
+        yield seed, events, followers[Plan.draw(seed).clients].follow(events)

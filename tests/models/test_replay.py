@@ -1,0 +1,154 @@
+"""What the code does on simulated time is an execution of its model; what a mutant does is none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lockkit.backends.redis.keys import Command
+from lockkit.backends.redlock.backend import RedlockBackend
+from lockkit.backends.redlock.nodes import Answer
+from lockkit.backends.redlock.votes import Attempts
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit_tools.servers import require
+from tests.models.redis_code import SteppedRedis
+from tests.models.redlock_code import NotingNode
+from tests.models.replay import Follower
+from tests.models.replays import REPLAYS, replay
+from tests.simulation.support import known_first
+from tests.simulation.test_mutants import believe_from_the_answer
+
+SEEDS = range(20)
+"""Of `nox -s tests`; `nox -s models` replays more."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
+
+Followers = dict[int, Follower]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[dict[str, Followers]]:
+    """The models, ready to follow traces."""
+    require("redis", local=True)
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(one.followers()) for name, one in REPLAYS.items()}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "lockkit")
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_code_does_what_its_model_allows(name: str, compiled: dict[str, Followers]) -> None:
+    """Each event of each schedule, in this order, and at this time."""
+    with REPLAYS[name].traces() as trace:
+        for seed, events, allowed in replay(compiled[name], trace, SEEDS):
+            assert allowed == len(events), (seed, events[:allowed], allowed and events[allowed])
+
+
+def _altered(old: str, new: str, name: str) -> type[SteppedRedis]:
+    """Make a server that has changed one of its scripts."""
+
+    class Altered(SteppedRedis):
+        def packed(self, script: Command, body: bytes) -> bytes:
+            packed = super().packed(script, body)
+            head, mark, rest = packed.partition(b"EVAL\r\n$")
+            length, _, rest = rest.partition(b"\r\n")
+            text, rest = rest[: int(length)], rest[int(length) :]
+            if getattr(script, "name", "") == name:
+                assert old.encode() in text, old
+                text = text.replace(old.encode(), new.encode(), 1)
+            return head + mark + b"%d\r\n" % len(text) + text + rest
+
+    return Altered
+
+
+class ReleasesAnybodys(NotingNode):
+    """Deletes without comparing the value."""
+
+    def release(self, lock: str, value: str) -> Answer:
+        """Delete it."""
+        return super().release(lock, self._get("lock", lock) or value)
+
+    undo = release
+
+
+class OneIsEnough(RedlockBackend):
+    """Takes one of three nodes for a majority."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._quorum = 1
+
+
+def use_value_again(
+    self: Attempts, value: str, *, unused: bool = False, real: Callable[..., None] = Attempts.taken_back
+) -> None:
+    """Have the next attempt use a value for which nodes have voted."""
+    del unused
+    real(self, value, unused=True)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake in the code, and a seed whose schedule shows it."""
+
+    model: str
+    seed: int
+    parts: dict[str, Any] = field(default_factory=dict)
+    patch: tuple[type, str, object] | None = None
+
+    def is_refused(self, followers: Followers) -> bool:
+        """Tell whether the model refuses one of its traces: that of the known schedule, or another one."""
+        with pytest.MonkeyPatch.context() as patches, REPLAYS[self.model].traces(**self.parts) as trace:
+            if self.patch is not None:
+                patches.setattr(*self.patch)
+            seeds = known_first(self.seed, range(100))
+            return any(
+                allowed is not None and allowed < len(events) for _, events, allowed in replay(followers, trace, seeds)
+            )
+
+
+LATE = (LeaseRecord, "set_deadline", believe_from_the_answer)
+MUTANTS = {
+    "release.lua compares no owner": Mutant(
+        "redis", 2, {"kind": _altered("local alone_there = holder == owner", "local alone_there = holder", "release")}
+    ),
+    "release.lua makes no offer": Mutant(
+        "redis", 0, {"kind": _altered("if type(first) ~= 'string' then", "if true then", "release")}
+    ),
+    "deadline from the answer": Mutant("redis", 20, patch=LATE),
+    "a node releases whatever it has": Mutant("redlock", 1, {"node": ReleasesAnybodys}),
+    "one node is enough": Mutant("redlock", 0, {"backend": OneIsEnough}),
+    "a value is used twice": Mutant("redlock", 0, patch=(Attempts, "taken_back", use_value_again)),
+    "deadline from the last answer": Mutant("redlock", 13, patch=LATE),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_mutant_does_what_its_model_does_not_allow(mutant: Mutant, compiled: dict[str, Followers]) -> None:
+    """A mistake in the code shows."""
+    assert mutant.is_refused(compiled[mutant.model])
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_trace_that_is_made_up_is_refused(name: str, compiled: dict[str, Followers]) -> None:
+    """A wrong answer, an event too many, one too few, and one too late."""
+    made = compiled[name]
+    with REPLAYS[name].traces() as trace:
+        ((_, events, _),) = replay(made, trace, [0])
+    index = next(index for index, event in enumerate(events) if event.kind == "HOLDS")
+    held = events[index]
+    follow = made[2].follow
+
+    assert follow(events) == len(events)
+    assert follow([*events[:index], held._replace(value=0), *events[index + 1 :]]) == index
+    assert follow([*events[: index + 1], held, *events[index + 1 :]]) == index + 1
+    assert follow([*events[:index], *events[index + 1 :]]) != len(events) - 1
+    assert follow([event._replace(at=event.at + 30.0 * (at > index)) for at, event in enumerate(events)]) != len(events)

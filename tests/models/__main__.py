@@ -95,12 +95,12 @@ def main(arguments: list[str]) -> int:
     be_quiet()
     for model in chosen:
         if model.name in REPLAYS:
-            wrong, found = replay_code(model)
+            wrong, replayed = replay_code(model)
             failures += bool(wrong)
-            results[model.name]["replay"] = found
+            results[model.name]["replay"] = replayed
             what = f"{model.name} replay".ljust(50)
             sys.stdout.write(
-                f"{what}{found['events']:>9,} events {found['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n"
+                f"{what}{replayed['events']:>9,} events {replayed['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n"
             )
     if "--record" in arguments and not failures:
         former = json.loads(RESULTS.read_text()) if names else {}

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
 import nats
+import nats.js.errors
 import pytest
+from nats.js.api import StreamConfig
 from nats.js.client import JetStreamContext
 
 import lockkit
+import lockkit_nats.backend
 from lockkit.backend import Busy, Grant, Host, Request
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.testing.conformance import ConformanceSuite
@@ -22,11 +26,12 @@ from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from lockkit_nats import NatsBackend
 from lockkit_nats.backend import Attempt, WrongRevision
-from lockkit_tools.servers import require
+from lockkit_tools.servers import require, wait_until
 from lockkit_tools.servers.nats import NatsServer
 from tests.conformance.faulty import PASSWORD, ServerFaults
 
 NAME = "seat:12A"
+SUBJECT = "$KV.{}.lock.seat=3A12A"
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +204,45 @@ def test_key_that_the_server_deleted_for_its_age_is_free(server: NatsServer) -> 
     """nats-server 2.11 can leave a marker there; the token is higher than before."""
     before = take(f"{server.url}/marked")
     marker = {"Nats-Marker-Reason": "MaxAge"}
-    administer(server, lambda jetstream: jetstream.publish("$KV.marked.lock.seat=3A12A", headers=marker))
+    administer(server, lambda jetstream: jetstream.publish(SUBJECT.format("marked"), headers=marker))
 
     assert take(f"{server.url}/marked") > before
+
+
+def headers_in(server: NatsServer, bucket: str) -> dict[str, str] | None:
+    """Give the headers of the latest message of the lock; None if there is none."""
+    found: list[dict[str, str] | None] = []
+
+    async def look(jetstream: JetStreamContext) -> None:
+        with suppress(nats.js.errors.NotFoundError):
+            found.append((await jetstream.get_last_msg(f"KV_{bucket}", SUBJECT.format(bucket))).headers)
+
+    administer(server, look)
+    return found[0] if found else None
+
+
+def test_key_of_a_lease_that_ended_is_deleted_later(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server, so that a bucket does not grow with the names that were ever used; tokens go on rising."""
+    monkeypatch.setattr(lockkit_nats.backend, "KEPT_SECONDS", 1)
+    with lockkit.connect(f"{server.url}/expiring") as client, client.lock(NAME, ttl=30.5):
+        assert (headers_in(server, "expiring") or {})["Nats-TTL"] == "32"
+    before = take(f"{server.url}/expiring")
+
+    wait_until(lambda: "not deleted yet" if headers_in(server, "expiring") else None)
+
+    assert take(f"{server.url}/expiring") > before
+
+
+def test_bucket_without_ttl_of_messages(server: NatsServer) -> None:
+    """Of nats-server before 2.11, or made for it: nothing asks for what the server would refuse."""
+    config = StreamConfig(name="KV_plain", subjects=["$KV.plain.>"], max_msgs_per_subject=1, allow_rollup_hdrs=True)
+    administer(server, lambda jetstream: jetstream.add_stream(config))
+
+    take(f"{server.url}/plain")
+
+    headers = headers_in(server, "plain") or {}
+    assert "KV-Operation" in headers
+    assert "Nats-TTL" not in headers
 
 
 @pytest.mark.parametrize("url", ["nats:/bucket", "nats://localhost/a/b", "nats://localhost/a.b"])

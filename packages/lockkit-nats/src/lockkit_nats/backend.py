@@ -7,7 +7,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLOCK_KEY = "clock"
+KEPT_SECONDS = 3600
+"""After which time the server deletes the key of a lease that has ended or was released, if it can. Longer keeps more
+keys; shorter could let a write in that was under way for as long, and expects a key that was never written."""
+
 WATCHER_SECONDS = 5.0
 """How long the server keeps the consumer of a waiter that has gone, seconds. Longer leaves more of them behind; shorter
 ends the watch of a client that only reconnects."""
@@ -217,6 +221,8 @@ class NatsBackend(LockBackend):
         headers = {_EXPECTED: str(revision)}
         if content is None:
             headers[_OPERATION] = "DEL"
+        if self._connection.expires:
+            headers["Nats-TTL"] = str(KEPT_SECONDS + ceil(0 if content is None else content["ttl"]))
         payload = b"" if content is None else json.dumps(content).encode()
         try:
             answer = await jetstream.publish(self._subject(name), payload, headers=headers)

@@ -62,6 +62,7 @@ class Connection:
         self._connecting = asyncio.Lock()
         self._client: Client | None = None
         self._max_age: float | None = None
+        self.expires = False  # the server deletes a key of this bucket when its message says so
 
     async def open(self) -> tuple[Client, JetStreamContext]:
         """Return a connection; make it, and the bucket, if need be."""
@@ -108,7 +109,9 @@ class Connection:
             bucket = await jetstream.key_value(self._bucket)
         except nats.js.errors.BucketNotFoundError:
             bucket = await jetstream.create_key_value(bucket=self._bucket, history=1)
-        return (await bucket.status()).ttl or inf
+        status = await bucket.status()
+        self.expires = bool(getattr(status.stream_info.config, "allow_msg_ttl", None))
+        return status.ttl or inf
 
     def check_ttl(self, ttl: float) -> None:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 import pytest
@@ -274,3 +275,29 @@ def test_stopped_loop_ends_what_the_driver_left_behind() -> None:
     loop.stop()
 
     assert cleaned.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("make", RUNTIMES)
+def test_stop_waits_for_the_threads_of_a_driver_in_rust(make: Callable[[], Runtime]) -> None:
+    """While one keeps the context of a call it may need the interpreter, which must not end before."""
+    runtime = make()
+    kept: list[Context] = []
+    touched: list[int] = []
+
+    def touch() -> None:
+        touched.append(len(kept))
+        if len(touched) == 3:
+            kept.clear()
+
+    async def answered() -> str:
+        kept.append(copy_context())
+        return "answer"
+
+    loop = DriverLoop(runtime, touch)
+    assert run(runtime, loop.run(answered())) == "answer"
+    assert touched == []
+
+    loop.stop()
+    loop.stop()
+
+    assert touched == [1, 1, 1]

@@ -109,7 +109,7 @@ class VotingNode:
         self._set("lock", lock, value, ttl_ms)
         now_us = self.node.wall_us()
         lowest = max(self._fences.get(lock, 0) + 1, now_us)
-        token = int(proposed or lowest)
+        token = lowest if proposed == "" else int(proposed)
         if not lowest <= token <= max(lowest, now_us + AHEAD_MS_MAX * 1000):
             return lowest
         self._fences[lock] = token

@@ -29,8 +29,8 @@ STEP_SECONDS = 0.004
 
 RELAY = "chaos:relay"
 RELAY_TTL, RELAY_STAY_MAX = 20.0, 6.0
-"""The lock that a `Relay` hands to and fro, its ttl, and how long it is held at most, seconds. So a waiter that nobody
-wakes is late by many seconds: the rest of the ttl."""
+"""The lock that a `Relay` passes back and forth, its ttl, and how long it is held at most, seconds. So a waiter that
+nobody wakes is late by many seconds: the rest of the ttl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Contender:
 
 class Relay(Contender):
     """
-    Hands one lock to and fro between two clients: whoever releases it lets the other one, which waits, have it.
+    Passes one lock back and forth between two clients: the release of one lets the other one, which waits, have it.
 
     So each release must wake exactly one waiter, and no newcomer hides a wake-up that was lost.
     """

@@ -382,7 +382,7 @@ def _use_once(target: Target, names: Sequence[str], ttl: float) -> None:
     """Have the backend store what it keeps of each lock that two clients have used, one of which had to wait."""
     with target.connect() as first, target.connect() as second:
         for name in names:
-            # Whoever loses a lock here uses a broken backend, which the run will show.
+            # A client that loses a lock here uses a broken backend, which the run will show.
             with suppress(LockTimeout, LockLost), first.lock(name, ttl=ttl):
                 second.lock(name, ttl=ttl).acquire(0.3).release()
             for client in (second, first):

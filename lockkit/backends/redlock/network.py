@@ -63,7 +63,8 @@ RECONNECT_IDLE_SECONDS = 60.0
 """A client without calls for so long stops reconnecting to lost nodes. Longer keeps a dropped client's threads."""
 
 OPENING_TIMEOUTS = 3
-"""Time for connecting and logging in, in node timeouts: each message has one. More delays the next attempt."""
+"""Time for connecting and logging in, in node timeouts: each message has one. More delays the next attempt; fewer gives
+up on a node that came back and is slow."""
 
 UNSENT_MAX = 1000
 """Commands kept for a node that is down. Fewer leaves keys to their ttl; more takes memory."""
@@ -506,7 +507,7 @@ class RedlockNode:
             kept = kept.with_traceback(None).__cause__
         with self._mutex:
             self.up, self.error = False, said
-            self.wait_until = self._runtime.now() + self._nodes.timeout if hopeful else 0.0
+            self.wait_until = self._runtime.now() + OPENING_TIMEOUTS * self._nodes.timeout if hopeful else 0.0
             (self.settled.clear if hopeful else self.settled.set)()
         # Not under the mutex: closing an async connection calls `_ended` at once.
         if connection is not None:

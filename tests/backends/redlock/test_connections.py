@@ -165,3 +165,21 @@ async def test_retries_without_a_pause_let_the_nodes_be_reconnected(nodes: Redis
                     outcome = await backend.try_acquire(request)
         finally:
             await backend.close()
+
+
+@async_only
+async def test_cut_connections_to_slow_nodes_are_replaced_in_time(nodes: RedisNodes, host: StubHost) -> None:
+    """Opening one takes several answers, each of which may take as long as a node has for it."""
+    with ExitStack() as opened:
+        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
+        url = f"redlock://{','.join(proxy.address for proxy in proxies)}"
+        backend = open_redlock(url, host, durable=True, node_timeout=1.0)
+        try:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for proxy in proxies:
+                proxy.delay(to_client=0.6)
+                proxy.cut()
+            await until(host, lambda: not any(node.up for node in nodes_of(backend).all))
+            granted(await backend.try_acquire(host.request()))
+        finally:
+            await backend.close()

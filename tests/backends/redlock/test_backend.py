@@ -83,8 +83,8 @@ def open_redlock(url: str, host: StubHost, **given: object) -> RedlockBackend:
 
 @asynccontextmanager
 async def redlock(nodes: RedisNodes, host: StubHost, **given: object) -> AsyncIterator[RedlockBackend]:
-    """Open a backend and close it at the end."""
-    backend = open_redlock(nodes.url, host, **given)
+    """Open a backend and close it at the end; every node has time to answer, unless the test gives another limit."""
+    backend = open_redlock(nodes.url, host, **{"node_timeout": PATIENT_TIMEOUT, **given})
     try:
         yield backend
     finally:
@@ -944,7 +944,7 @@ async def test_renewal_by_majority_of_where_it_is_owned(
     nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A minority that lost the key gets it back, which costs nothing where none has; without a majority it is gone."""
-    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+    async with redlock(nodes, host) as backend:
         grant, other = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
         asked = rounds_of(monkeypatch, backend)
         assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
@@ -965,7 +965,7 @@ async def test_renewal_by_majority_of_where_it_is_owned(
 async def test_node_that_lost_its_data_gets_the_key_back_when_it_may_vote(nodes: RedisNodes, host: StubHost) -> None:
     """Not before, and with what is known of the lease; no other client needs to have asked the node."""
     first = nodes.nodes[0]
-    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+    async with redlock(nodes, host) as backend:
         grant = granted(await backend.try_acquire(host.request(ttl=2.0)))
         age_marks(*nodes.nodes)
         restart_empty(first)
@@ -984,7 +984,7 @@ async def test_release_that_overtakes_a_restored_key(
     nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is sent again: no node keeps the lock for a lease that has ended."""
-    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+    async with redlock(nodes, host) as backend:
         grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
         on(nodes.nodes[0])("DEL", LOCK)
 
@@ -999,7 +999,7 @@ async def test_release_that_overtakes_a_restored_key(
 
 async def test_restored_key_does_not_lower_the_last_token(nodes: RedisNodes, host: StubHost) -> None:
     """The node may have written a higher one for an attempt that came to nothing, which is not the holder's."""
-    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+    async with redlock(nodes, host) as backend:
         grant = granted(await backend.try_acquire(host.request()))
         record = f"{grant.token + 1} another {{}}"
         on(nodes.nodes[0])("DEL", LOCK)

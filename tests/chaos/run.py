@@ -221,7 +221,7 @@ class Run:
             relay,
         )
         client = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.contender"],
+            [sys.executable, "-X", "faulthandler", "-m", "tests.chaos.contender"],
             stdin=subprocess.PIPE,
             stderr=self._errors,
             env={
@@ -259,8 +259,11 @@ class Run:
 
     def _ends(self, client: subprocess.Popen[bytes]) -> bool:
         """Tell whether a client ends as it should; the errors say how another one did."""
-        with suppress(subprocess.TimeoutExpired):
+        try:
             client.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            client.send_signal(signal.SIGABRT)  # which makes it write where it is
+            client.wait()
         if client.returncode != 0:
             self._errors.write(f"client {client.pid} ended with {client.returncode}\n".encode())
         return client.returncode == 0

@@ -128,6 +128,9 @@ class RedisServer(Server):
         not take that back.  `erase` removes it.
         """
         if not (self.directory / "redis.conf").exists():
+            if "cluster-enabled" in self.settings:
+                # Of its peers: by default the clients' + 10000, which may not be free.
+                self.settings["cluster-port"] = str(self.port_for("peers"))
             lines = [f"{name} {value}" for name, value in self._configuration()]
             self.write("redis.conf", "\n".join(lines) + "\n")
 

@@ -252,7 +252,7 @@ def _may_be_promoted(replica: dict[str, str]) -> bool:
 
 
 class ClusterNode(RedisServer):
-    """One node of a Redis Cluster, with a port for its peers."""
+    """One node of a Redis Cluster."""
 
     kind = "redis-cluster"
 
@@ -265,11 +265,6 @@ class ClusterNode(RedisServer):
         }
         if password is not None:
             self.settings["masterauth"] = quoted(password)
-
-    def prepare(self) -> None:
-        """Adds the port of the peers: by default the clients' + 10000, which may not be free."""
-        self.settings["cluster-port"] = str(self.port_for("peers"))
-        super().prepare()
 
     def node_id(self) -> str:
         """What the node calls itself."""

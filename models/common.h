@@ -103,6 +103,11 @@ inline start(timer)
 #define NEXT eval(next_owner)
 #define SET_NEXT owner = next_owner;
 #define TICK ticks++;
+#define NEXT_TURN current[_pid] = (current[_pid] == 0 -> 1 + _pid : current[_pid] + CLIENTS);
+#define ASKED \
+	LOOK_AHEAD(HOLDS, current[_pid]) \
+	since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */ \
+	EVENT(ASKS, current[_pid], 0)
 #define EVENT(kind, who, value) \
 	event = ((kind * 64 + (who)) * 64 + (value)) * 1024 + SHOWN; \
 	c_code { now.strayed = !is_next(now.position, now.event, now.ticks); now.position++; now.event = 0; \
@@ -133,6 +138,8 @@ never {
 #define NEXT owner
 #define SET_NEXT
 #define TICK
+#define NEXT_TURN
+#define ASKED
 #define EVENT(kind, who, value)
 #define EVENT_IF(fact, kind, who, value)
 #endif

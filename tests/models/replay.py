@@ -88,6 +88,10 @@ class Recorder:
         """Give the number of an owner in the model; 0 of nobody."""
         return self._owners[owner] if owner else 0
 
+    def client(self, owner: str) -> int:
+        """Give the number of the client of an owner."""
+        return (self._owners[owner] - 1) % len(self._clients)
+
     def token(self, token: int) -> int:
         """Give the rank of a token among those that were granted: tokens that increase have ranks that do."""
         self._tokens.append(token)

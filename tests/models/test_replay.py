@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,11 +15,14 @@ from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.nodes import Answer
 from lockkit.backends.redlock.votes import Attempts
 from lockkit.engine.lease_record import LeaseRecord
+from lockkit.fencing import TokenGuard
 from lockkit_tools.servers import require
+from lockkit_tools.simulation.claims import ProcessClaim
 from tests.models.redis_code import SteppedRedis
 from tests.models.redlock_code import NotingNode
 from tests.models.replay import Follower
 from tests.models.replays import REPLAYS, replay
+from tests.models.state_code import State
 from tests.simulation.support import known_first
 from tests.simulation.test_mutants import believe_from_the_answer
 
@@ -95,6 +98,35 @@ def use_value_again(
     real(self, value, unused=True)
 
 
+class ReaderBesideWriter(State):
+    """A reader does not look whether a writer holds the lock."""
+
+    def _fits_beside(self, claim: ProcessClaim) -> bool:
+        return claim.mode == "shared" or super()._fits_beside(claim)
+
+
+class Overtakes(State):
+    """Who fits does not look at the queue."""
+
+    def _is_next(self, claim: ProcessClaim) -> bool:
+        return claim.mode != "exclusive" or super()._is_next(claim)
+
+
+class OnePermitTooMany(State):
+    """Counts from 0."""
+
+    def _fits_beside(self, claim: ProcessClaim) -> bool:
+        return super()._fits_beside(replace(claim, limit=claim.limit + 1))
+
+
+class OneMark(TokenGuard):
+    """A reader shuts out older readers."""
+
+    def _accept(self, token: int, *, shared: bool = False) -> None:
+        del shared
+        super()._accept(token)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A mistake in the code, and a seed whose schedule shows it."""
@@ -128,6 +160,10 @@ MUTANTS = {
     "one node is enough": Mutant("redlock", 0, {"backend": OneIsEnough}),
     "a value is used twice": Mutant("redlock", 0, patch=(Attempts, "taken_back", use_value_again)),
     "deadline from the last answer": Mutant("redlock", 13, patch=LATE),
+    "a reader beside a writer": Mutant("shares", 1, {"state": ReaderBesideWriter}),
+    "who fits overtakes": Mutant("shares", 2, {"state": Overtakes}),
+    "one permit too many": Mutant("shares", 0, {"state": OnePermitTooMany}),
+    "the guard has one mark": Mutant("shares", 1, {"guard": OneMark}),
 }
 
 

@@ -91,6 +91,7 @@ inline start(timer)
 #define EXPIRES 9
 #define CRASHED 10
 #define WRITTEN 11
+#define READS 12
 
 #ifdef REPLAY
 #define REPLAYED 1

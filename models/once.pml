@@ -34,6 +34,8 @@
 #include "common.h"
 
 #define NOBODY 0
+#define client_of(owner) ((owner - 1) % CLIENTS)
+#define SHOWN (holder * 2 + done)
 
 byte holder, key_left, notes;
 bool done;
@@ -41,6 +43,10 @@ byte left[CLIENTS], since[CLIENTS];
 bool running[CLIENTS], busy[CLIENTS];
 byte crashes = CRASHES, pauses = PAUSES;
 bool recorded = true, repeats = true, by_holder = true, together = true;
+
+#ifdef REPLAY
+byte current[CLIENTS], last;
+#endif
 
 #define RUNS(c) (running[c] && left[c] > 0)
 
@@ -54,27 +60,37 @@ inline write_note()
 #endif
 		promise(by_holder, holder == me);
 		notes++; done = true;
-		promise(recorded, notes <= 1)
-	:: else
+		promise(recorded, notes <= 1);
+		EVENT(WRITTEN, me, 1)
+	:: else -> EVENT(WRITTEN, me, 0) skip
 	fi
 }
 
-active [CLIENTS] proctype Attempt()
+active [CLIENTS] proctype Attempt() MOVES(client_of(next_owner), false)
 {
 	byte me = _pid + 1;
 
-	if
-	:: done -> goto over
-	:: !done
+again:	if
+	:: atomic { done -> EVENT(READS, 1 + _pid, 1) goto over }
+	:: atomic { !done; EVENT(READS, 1 + _pid, 0) }
 	fi;
-wait:	atomic { holder == NOBODY -> busy[_pid] = true; start(since[_pid]) }
+#ifdef REPLAY
+asks:	atomic { NEXT_TURN me = current[_pid] }
+#endif
+wait:	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
 	if
 #ifdef LOCK_WITHOUT_TTL
 	:: d_step { holder == NOBODY -> holder = me }
 #else
-	:: d_step { holder == NOBODY -> holder = me; key_left = TTL }
+	:: d_step { holder == NOBODY -> holder = me; key_left = TTL;
+#ifdef REPLAY
+		last++;
 #endif
-	:: atomic { holder != NOBODY -> busy[_pid] = false; since[_pid] = 0; goto wait }
+		EVENT(ACQUIRED, me, last) }
+#endif
+	/* It may also be offered to somebody else. */
+	:: atomic { holder != NOBODY || REPLAYED -> busy[_pid] = false; since[_pid] = 0; EVENT(ACQUIRED, me, 0) goto wait }
+	:: atomic { REPLAYED -> EVENT(ABANDONED, me, 0) goto over }
 	fi;
 	if
 	:: atomic { since[_pid] > 0 -> left[_pid] = since[_pid]; since[_pid] = 0 }
@@ -82,35 +98,45 @@ wait:	atomic { holder == NOBODY -> busy[_pid] = true; start(since[_pid]) }
 	fi;
 #ifndef NO_SECOND_LOOK
 	if
-	:: atomic { done -> busy[_pid] = false; goto release }
-	:: !done
+	:: atomic { done -> busy[_pid] = false; EVENT(READS, 1 + _pid, 1) goto release }
+	:: atomic { !done; EVENT(READS, 1 + _pid, 0) }
 	fi;
 #endif
 	if
 	/* The lease is looked at before the work; work that has begun goes on while it is paused. */
 	:: d_step { left[_pid] > 0 -> running[_pid] = true; busy[_pid] = false;
 			promise(repeats, !done);
-			promise(together, COUNT(RUNS) <= 1) }
+			promise(together, COUNT(RUNS) <= 1);
+			EVENT(HOLDS, me, 1) }
 	:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto release }
 	:: atomic { crashes > 0 -> crashes--; busy[_pid] = false; left[_pid] = 0; goto over }
 	fi;
 	if
-	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; goto over }
+	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; EVENT(CRASHED, 1 + _pid, 0) goto over }
 #ifdef RELEASE_BEFORE_NOTE
 	:: d_step { holder == me -> holder = NOBODY; key_left = 0 }; d_step { notes++; done = true; promise(recorded, notes <= 1) }
 #else
 	:: d_step { write_note() }
+	:: true /* the work ends in an error */
 #endif
 	fi;
 
-release: atomic { running[_pid] = false; left[_pid] = 0 }
+release: atomic { EVENT_IF(running[_pid] && left[_pid] > 0, ENDS, me, 0) running[_pid] = false; left[_pid] = 0 }
 	d_step {
 		if
-		:: holder == me -> holder = NOBODY; key_left = 0
+		:: holder == me -> holder = NOBODY; key_left = 0; EVENT(RELEASED, me, 0)
 		:: else
 		fi
 	};
-over:	skip
+over:
+#ifdef REPLAY
+	if
+	:: goto again
+	:: goto asks /* its answer came too late */
+	fi
+#else
+	skip
+#endif
 }
 
 #define TIMED(c) (since[c] > 0 || left[c] > 0)
@@ -120,15 +146,16 @@ active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { (key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)) ->
-		pauses = pauses - ANY(ACTS);
+	:: d_step { REPLAYED || ((key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS))) ->
+		pauses = pauses - (COUNTED && ANY(ACTS));
+		TICK
+		for (c : 0 .. CLIENTS - 1) { EVENT_IF(running[c] && left[c] == 1, ENDS, current[c], 0) take_one(since[c]); take_one(left[c]) }
+		c = 0;
 		if
-		:: key_left == 1 -> holder = NOBODY
+		:: key_left == 1 -> EVENT(EXPIRES, holder, 0) holder = NOBODY
 		:: else
 		fi;
-		take_one(key_left);
-		for (c : 0 .. CLIENTS - 1) { take_one(since[c]); take_one(left[c]) }
-		c = 0
+		take_one(key_left)
 	}
 	od
 }

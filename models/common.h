@@ -104,7 +104,8 @@ inline start(timer)
 #define NEXT eval(next_owner)
 #define SET_NEXT owner = next_owner;
 #define TICK ticks++;
-#define NEXT_TURN current[_pid] = (current[_pid] == 0 -> 1 + _pid : current[_pid] + CLIENTS);
+#define NEXT_TURN /* under a new owner, when it asks */ \
+	next_owner == (current[_pid] == 0 -> 1 + _pid : current[_pid] + CLIENTS) -> current[_pid] = next_owner;
 #define ASKED \
 	LOOK_AHEAD(HOLDS, current[_pid]) \
 	since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */ \

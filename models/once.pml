@@ -5,7 +5,7 @@
  * read_note.lua): the note is written only by the present holder. The lease is abstract; redis.pml and others check it.
  * A key that is done is read without the lock.
  *
- * Three attempts; one of them may crash, anywhere, and one may be paused, anywhere, so that it loses its lease.
+ * Three attempts, whose work may fail; one of them may crash, and one may be paused, anywhere, so that it loses its lease.
  *
  * @promise recorded  at most one run is recorded as done
  * @promise repeats   no run begins after one was recorded
@@ -46,6 +46,10 @@ bool recorded = true, repeats = true, by_holder = true, together = true;
 
 #ifdef REPLAY
 byte current[CLIENTS], last;
+bool believes[CLIENTS]; /* until its end has been noted */
+#define END_BELIEF believes[_pid] = false;
+#else
+#define END_BELIEF
 #endif
 
 #define RUNS(c) (running[c] && left[c] > 0)
@@ -77,7 +81,15 @@ again:	if
 #ifdef REPLAY
 asks:	atomic { NEXT_TURN me = current[_pid] }
 #endif
-wait:	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
+wait:
+#ifdef REPLAY
+	if
+	:: atomic { EVENT(ABANDONED, me, 0) goto over }
+	:: goto over /* it has missed its offer, and so its place */
+	:: true
+	fi;
+#endif
+	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
 	if
 #ifdef LOCK_WITHOUT_TTL
 	:: d_step { holder == NOBODY -> holder = me }
@@ -90,11 +102,10 @@ wait:	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_p
 #endif
 	/* It may also be offered to somebody else. */
 	:: atomic { holder != NOBODY || REPLAYED -> busy[_pid] = false; since[_pid] = 0; EVENT(ACQUIRED, me, 0) goto wait }
-	:: atomic { REPLAYED -> EVENT(ABANDONED, me, 0) goto over }
 	fi;
 	if
 	:: atomic { since[_pid] > 0 -> left[_pid] = since[_pid]; since[_pid] = 0 }
-	:: atomic { since[_pid] == 0 -> busy[_pid] = false; goto release }
+	:: atomic { since[_pid] == 0 || REPLAYED /* or its caller's time is over */ -> since[_pid] = 0; busy[_pid] = false; goto release }
 	fi;
 #ifndef NO_SECOND_LOOK
 	if
@@ -107,12 +118,15 @@ wait:	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_p
 	:: d_step { left[_pid] > 0 -> running[_pid] = true; busy[_pid] = false;
 			promise(repeats, !done);
 			promise(together, COUNT(RUNS) <= 1);
+#ifdef REPLAY
+			believes[_pid] = true;
+#endif
 			EVENT(HOLDS, me, 1) }
 	:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto release }
 	:: atomic { crashes > 0 -> crashes--; busy[_pid] = false; left[_pid] = 0; goto over }
 	fi;
 	if
-	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; EVENT(CRASHED, 1 + _pid, 0) goto over }
+	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; END_BELIEF EVENT(CRASHED, 1 + _pid, 0) goto over }
 #ifdef RELEASE_BEFORE_NOTE
 	:: d_step { holder == me -> holder = NOBODY; key_left = 0 }; d_step { notes++; done = true; promise(recorded, notes <= 1) }
 #else
@@ -121,7 +135,7 @@ wait:	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_p
 #endif
 	fi;
 
-release: atomic { EVENT_IF(running[_pid] && left[_pid] > 0, ENDS, me, 0) running[_pid] = false; left[_pid] = 0 }
+release: atomic { EVENT_IF(believes[_pid], ENDS, me, 0) END_BELIEF running[_pid] = false; left[_pid] = 0 }
 	d_step {
 		if
 		:: holder == me -> holder = NOBODY; key_left = 0; EVENT(RELEASED, me, 0)
@@ -141,21 +155,34 @@ over:
 
 #define TIMED(c) (since[c] > 0 || left[c] > 0)
 #define ACTS(c) (busy[c])
+#ifdef REPLAY
+#define KEY_IS_OVER (holder != NOBODY && key_left == 0)
+#define BELIEF_IS_OVER(c) (believes[c] && left[c] == 0)
+#define ALL_NOTED (!KEY_IS_OVER && !ANY(BELIEF_IS_OVER))
+#else
+#define ALL_NOTED true
+#endif
 
 active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { REPLAYED || ((key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS))) ->
+#ifdef REPLAY
+	/* What ends in the same tick ends in the order of the trace. */
+	:: d_step { KEY_IS_OVER -> EVENT(EXPIRES, holder, 0) holder = NOBODY }
+	:: d_step { next_owner > 0 && BELIEF_IS_OVER(client_of(next_owner)) ->
+		believes[client_of(next_owner)] = false; EVENT(ENDS, next_owner, 0) }
+#endif
+	:: d_step { (REPLAYED || ((key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)))) && ALL_NOTED ->
 		pauses = pauses - (COUNTED && ANY(ACTS));
 		TICK
-		for (c : 0 .. CLIENTS - 1) { EVENT_IF(running[c] && left[c] == 1, ENDS, current[c], 0) take_one(since[c]); take_one(left[c]) }
-		c = 0;
 		if
-		:: key_left == 1 -> EVENT(EXPIRES, holder, 0) holder = NOBODY
+		:: COUNTED && key_left == 1 -> holder = NOBODY
 		:: else
 		fi;
-		take_one(key_left)
+		take_one(key_left);
+		for (c : 0 .. CLIENTS - 1) { take_one(since[c]); take_one(left[c]) }
+		c = 0
 	}
 	od
 }

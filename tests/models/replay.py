@@ -102,6 +102,11 @@ class Recorder:
         self.look()
         self._write(self._world.now, kind, self.number(owner), value)
 
+    def does(self, process: Process, kind: str, value: int) -> None:
+        """Note an event of a client that has no owner yet."""
+        self.look()
+        self._write(self._world.now, kind, 1 + self._clients[process.name], value)
+
     def holds(self, process: Process, lease: Lease) -> None:
         """Note that a client begins to believe in a lease."""
         self.add("HOLDS", self._name_of(lease), int(lease.token > self._newest))
@@ -112,7 +117,7 @@ class Recorder:
         """Note that a client ends."""
         self.look()
         self._believed = {record: one for record, one in self._believed.items() if one[0] is not process}
-        self._write(self._world.now, "CRASHED", 1 + self._clients[process.name], 0)
+        self.does(process, "CRASHED", 0)
 
     def look(self) -> None:
         """Note what has ended since, and what clients did to their leases in this step. Call it after each step."""

@@ -57,7 +57,11 @@ class Replay:
             yield partial(TRACES[self.model], **parts)
 
 
-TRACES: dict[str, Callable[..., list[Event]]] = {"redlock": redlock_code.trace, "shares": state_code.share}
+TRACES: dict[str, Callable[..., list[Event]]] = {
+    "redlock": redlock_code.trace,
+    "shares": state_code.share,
+    "once": state_code.once,
+}
 REPLAYS = {
     replay.model: replay
     for replay in (
@@ -68,6 +72,7 @@ REPLAYS = {
             ("-DCLIENTS=3", "-DCRASHES=1", "-DPAUSES=1"),
             (("-DLIMIT=2", "-DWRITER=9"), ("-DLIMIT=9", "-DWRITER=2")),
         ),
+        Replay("once", ("-DCRASHES=1", "-DPAUSES=1")),
     )
 }
 

@@ -63,7 +63,7 @@ def run(
         process.start(using, "use")
         for _ in range(plan.chance.choice((0, 0, 1, 2)) if plan.faults else 0):
             at, lasts = plan.chance.uniform(0.0, plan.seconds), plan.chance.uniform(0.5, 1.5 * TTL)
-            if plan.chance.random() < 0.5:
+            if plan.chance.random() < 0.5 or not nodes:
                 world.call_at(at, process.pause)
                 world.call_at(at + lasts, process.resume)
             else:

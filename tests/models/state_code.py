@@ -11,13 +11,17 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import TypeVar
 
 from lockkit.aio import Client, Lease
-from lockkit.backend import Busy, Grant, Request
+from lockkit.backend import Busy, Grant, Note, Request
 from lockkit.backends.lock_state import LockState
+from lockkit.engine.semaphore import CAPS_NAME
 from lockkit.errors import LockError, StaleToken
 from lockkit.fencing import TokenGuard
+from lockkit.primitives.once import Once
+from lockkit.units import Instant, Seconds
 from lockkit_tools.simulation import Conditions, Network, Node, Process, SimulatedRuntime, World
 from lockkit_tools.simulation.backend import client_of
 from lockkit_tools.simulation.claims import ClaimBackend, ClaimServer, ProcessClaim
@@ -32,6 +36,9 @@ PERMITS = 2
 LATENCY = 0.2
 """Longest time of a message, seconds: a waiter comes within its offer."""
 
+STOPPED_MAX = 4.0
+"""How long the server of notes stops, seconds: not so long that an answer counts as lost."""
+
 
 class NotingServer(ClaimServer):
     """Notes what it does. After some grants it pauses the client, which gets the answer late."""
@@ -42,6 +49,7 @@ class NotingServer(ClaimServer):
         self._recorder = recorder
         self._chance = node.world.chance("pauses")
         self.lock = state()
+        self.note: Note | None = None
 
     def _lock(self, name: str) -> State:
         """There is one."""
@@ -70,16 +78,20 @@ class NotingServer(ClaimServer):
         outcome = self._note(
             "ACQUIRED", claim.owner, lambda: super(NotingServer, self).acquire(name, claim, queue=queue), token
         )
-        if isinstance(outcome, Grant) and self._chance.random() < 0.1:
-            claim.process.pause()
-            self.node.world.call_in(self._chance.uniform(0.0, 1.2 * TTL), claim.process.resume)
+        if isinstance(outcome, Grant):
+            self._pause(claim.process)
         return outcome
+
+    def _pause(self, process: Process) -> None:
+        if self._chance.random() < 0.1:
+            process.pause()
+            self.node.world.call_in(self._chance.uniform(0.0, 1.2 * TTL), process.resume)
 
     def abandon(self, name: str, owner: str) -> None:
         """Note whether a place in the queue is given up, or the lock."""
         waits = any(claim.owner == owner for claim in self.lock.queue)
         kind = "ABANDONED" if waits else "RELEASED"
-        held = waits or self.lock.confirm(owner, self.node.now()) is None
+        held = waits or any(owner == holder.owner for holder in self.lock.holders(self.node.now()))
         self._note(kind, owner, lambda: super(NotingServer, self).abandon(name, owner), lambda _: 0 if held else None)
 
     def release(self, name: str, owner: str) -> bool:
@@ -88,16 +100,40 @@ class NotingServer(ClaimServer):
             "RELEASED", owner, lambda: super(NotingServer, self).release(name, owner), lambda held: 0 if held else None
         )
 
+    def read_note(self, process: Process) -> Note | None:
+        """Note whether there is one."""
+        self._recorder.does(process, "READS", int(self.note is not None))
+        self._pause(process)
+        return self.note
+
+    def write_note(self, owner: str, note: Note) -> bool:
+        """Keep it if the owner holds the lock, as the backend for files does."""
+
+        def write() -> bool:
+            held = self.lock.confirm(owner, self.node.now()) is None
+            self.note = note if held else self.note
+            return held
+
+        return self._note("WRITTEN", owner, write, int)
+
 
 class NotingBackend(ClaimBackend):
     """Notes when a request is sent."""
 
+    capabilities = replace(ClaimBackend.capabilities, notes=True, transfer=True)
     recorder: Recorder
+    _server: NotingServer
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """Ask the server."""
         self.recorder.asks(self._process, request.owner)
         return await super().try_acquire(request)
+
+    async def read_note(self, name: str) -> Note | None:
+        return None if name == CAPS_NAME else await self._call(lambda: self._server.read_note(self._process))
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
+        return await self._call(lambda: self._server.write_note(grant.owner, Note(text, keep)), answer_by)
 
 
 class Storage:
@@ -126,7 +162,7 @@ class Storage:
 def prepared(seed: int, clients: int) -> tuple[Plan, World, Network, list[Process]]:
     """Draw what happens; nothing is lost, and nobody is paused but by the server."""
     conditions = Conditions(latency=(0.001, LATENCY))
-    plan = replace(Plan.draw(seed), clients=clients, conditions=conditions, faults=False, crashes=False)
+    plan = replace(Plan.draw(seed), clients=clients, conditions=conditions, crashes=False)
     world = World(seed)
     return plan, world, Network(world, plan.conditions), plan.processes(world)
 
@@ -178,6 +214,46 @@ def share(seed: int, state: type[State] = State, guard: type[TokenGuard] = Token
             await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0))))
             with suppress(LockError):
                 await lease.release()
+
+    clients = {process: connected(process, server, recorder) for process in processes}
+    run(replace(plan, faults=False, use=use), clients, recorder, network)
+    return recorder.events
+
+
+def once(seed: int, state: type[State] = State) -> list[Event]:
+    """Attempt a piece of work. The server stops before some notes, so that they come late."""
+    plan, world, network, processes = prepared(seed, Plan.draw(seed).clients)
+    recorder = Recorder(world, processes)
+    server = NotingServer(Node(world, "server"), network, recorder, state)
+    crashing = plan.chance.choice((None, *processes))
+    recorder.show = lambda: sum(map(recorder.number, recorder.ends)) * 2 + (server.note is not None)
+
+    async def use(chance: random.Random, process: Process, client: Client) -> None:
+        sleep = SimulatedRuntime(process).sleep
+        work = Once.described(
+            client._engine, NAME, keep=86400.0, ttl=None, timeout=None, match=None, store_errors=(),
+        )  # fmt: skip
+        while True:
+            await sleep(chance.uniform(1.0, 8.0))
+            lock = replace(work.lock, renew=False, timeout=chance.choice((5.0, 3 * TTL)))
+            try:
+                attempt = await replace(work, lock=lock).begin()
+            except LockError:
+                continue
+            if attempt.lease is None:
+                continue
+            recorder.holds(process, attempt.lease)
+            await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.9 * TTL, TTL))))
+            if process is crashing and chance.random() < 0.3:
+                world.call_in(0.0, crash, process, recorder)
+                await sleep(1.0)
+            with suppress(LockError):
+                if chance.random() < 0.5:
+                    server.node.pause()
+                    world.call_in(chance.choice((0.0, chance.uniform(0.0, STOPPED_MAX))), server.node.resume)
+                    await attempt.done(None)
+            with suppress(LockError):
+                await attempt.leave(None)
 
     clients = {process: connected(process, server, recorder) for process in processes}
     run(replace(plan, use=use), clients, recorder, network)

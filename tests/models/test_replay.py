@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from lockkit.backend import Note
 from lockkit.backends.redis.keys import Command
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.nodes import Answer
 from lockkit.backends.redlock.votes import Attempts
 from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.lookup import Notes
 from lockkit.fencing import TokenGuard
+from lockkit.lease import BaseLease
 from lockkit_tools.servers import require
 from lockkit_tools.simulation.claims import ProcessClaim
 from tests.models.redis_code import SteppedRedis
@@ -119,6 +122,20 @@ class OnePermitTooMany(State):
         return super()._fits_beside(replace(claim, limit=claim.limit + 1))
 
 
+class AnybodysNote(State):
+    """Does not compare the owner."""
+
+    def confirm(self, owner: str, now: float, dead: Callable[[ProcessClaim], bool] | None = None) -> None:
+        """Take anybody for the holder."""
+
+
+async def look_once(
+    self: Notes, name: str, real: Callable[[Notes, str], Awaitable[Note | None]] = Notes.read
+) -> Note | None:
+    """Have who holds a key not look again."""
+    return None if self._leases.all() else await real(self, name)
+
+
 class OneMark(TokenGuard):
     """A reader shuts out older readers."""
 
@@ -164,6 +181,9 @@ MUTANTS = {
     "who fits overtakes": Mutant("shares", 2, {"state": Overtakes}),
     "one permit too many": Mutant("shares", 0, {"state": OnePermitTooMany}),
     "the guard has one mark": Mutant("shares", 1, {"guard": OneMark}),
+    "no second look": Mutant("once", 0, patch=(Notes, "read", look_once)),
+    "a note by whoever ran": Mutant("once", 24, {"state": AnybodysNote}),
+    "no look at the lease before the run": Mutant("once", 13, patch=(BaseLease, "held", True)),
 }
 
 

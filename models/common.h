@@ -92,6 +92,7 @@ inline start(timer)
 #define CRASHED 10
 #define WRITTEN 11
 #define READS 12
+#define STOPS 13
 
 #ifdef REPLAY
 #define REPLAYED 1

@@ -61,6 +61,7 @@ TRACES: dict[str, Callable[..., list[Event]]] = {
     "redlock": redlock_code.trace,
     "shares": state_code.share,
     "once": state_code.once,
+    "election": state_code.elect,
 }
 REPLAYS = {
     replay.model: replay
@@ -73,6 +74,7 @@ REPLAYS = {
             (("-DLIMIT=2", "-DWRITER=9"), ("-DLIMIT=9", "-DWRITER=2")),
         ),
         Replay("once", ("-DCRASHES=1", "-DPAUSES=1")),
+        Replay("election", (f"-DGRACE={state_code.GRACE:.0f}", "-DLOSSES=1", "-DCRASHES=1", "-DPAUSES=1")),
     )
 }
 

@@ -8,17 +8,17 @@ lost, and each is faster than an offer: what the models do not have does not hap
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
 from lockkit.aio import Client, Lease
-from lockkit.backend import Busy, Grant, Note, Request
+from lockkit.backend import CALL_SECONDS, Busy, Grant, Note, Renewal, Renewed, Request
 from lockkit.backends.lock_state import LockState
 from lockkit.engine.semaphore import CAPS_NAME
-from lockkit.errors import LockError, StaleToken
+from lockkit.errors import BackendUnavailable, LockError, StaleToken
 from lockkit.fencing import TokenGuard
 from lockkit.primitives.once import Once
 from lockkit.units import Instant, Seconds
@@ -39,6 +39,9 @@ LATENCY = 0.2
 STOPPED_MAX = 4.0
 """How long the server of notes stops, seconds: not so long that an answer counts as lost."""
 
+GRACE = 6.0
+"""Of leaders, seconds."""
+
 
 class NotingServer(ClaimServer):
     """Notes what it does. After some grants it pauses the client, which gets the answer late."""
@@ -49,6 +52,7 @@ class NotingServer(ClaimServer):
         self._recorder = recorder
         self._chance = node.world.chance("pauses")
         self.lock = state()
+        self.paused_max = 1.2 * TTL
         self.note: Note | None = None
 
     def _lock(self, name: str) -> State:
@@ -85,7 +89,7 @@ class NotingServer(ClaimServer):
     def _pause(self, process: Process) -> None:
         if self._chance.random() < 0.1:
             process.pause()
-            self.node.world.call_in(self._chance.uniform(0.0, 1.2 * TTL), process.resume)
+            self.node.world.call_in(self._chance.uniform(0.0, self.paused_max), process.resume)
 
     def abandon(self, name: str, owner: str) -> None:
         """Note whether a place in the queue is given up, or the lock."""
@@ -99,6 +103,13 @@ class NotingServer(ClaimServer):
         return self._note(
             "RELEASED", owner, lambda: super(NotingServer, self).release(name, owner), lambda held: 0 if held else None
         )
+
+    def renew(self, name: str, owner: str, ttl: Seconds) -> Renewal:
+        """Note whether the owner held the lock."""
+        return self._note(
+            "RENEWED", owner, lambda: super(NotingServer, self).renew(name, owner, ttl),
+            lambda outcome: int(isinstance(outcome, Renewed)),
+        )  # fmt: skip
 
     def read_note(self, process: Process) -> Note | None:
         """Note whether there is one."""
@@ -128,6 +139,17 @@ class NotingBackend(ClaimBackend):
         """Ask the server."""
         self.recorder.asks(self._process, request.owner)
         return await super().try_acquire(request)
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """Renew the one lease that there is. Now and then, the request is lost, or its answer is."""
+        self.recorder.add("RENEWS", grants[0].owner)
+        lost = self._process.random.choice(("request", "answer", "", ""))
+        renewed = None if lost == "request" else await super().renew(grants)
+        if lost or renewed is None:
+            await SimulatedRuntime(self._process).sleep(CALL_SECONDS)
+            message = f"the {lost} is lost"
+            raise BackendUnavailable(message)
+        return renewed
 
     async def read_note(self, name: str) -> Note | None:
         return None if name == CAPS_NAME else await self._call(lambda: self._server.read_note(self._process))
@@ -257,4 +279,39 @@ def once(seed: int, state: type[State] = State) -> list[Event]:
 
     clients = {process: connected(process, server, recorder) for process in processes}
     run(replace(plan, use=use), clients, recorder, network)
+    return recorder.events
+
+
+def elect(seed: int, state: type[State] = State) -> list[Event]:
+    """Hold an election. Leaders take up to their grace to stop."""
+    plan, world, network, processes = prepared(seed, Plan.draw(seed).clients)
+    recorder = Recorder(world, processes)
+    server = NotingServer(Node(world, "server"), network, recorder, state)
+    server.paused_max = 0.4 * TTL  # after a longer pause a candidate renews before it takes office
+    crashing = plan.chance.choice((None, *processes))
+    recorder.show = lambda: sum(map(recorder.number, recorder.ends))
+
+    async def use(chance: random.Random, process: Process, client: Client) -> None:
+        sleep = SimulatedRuntime(process).sleep
+        while True:
+            await sleep(chance.uniform(1.0, 8.0))
+            try:
+                term = await client.election(NAME, grace=GRACE).campaign(chance.choice((5.0, 3 * TTL)))
+            except LockError:
+                continue
+            recorder.holds(process, term)
+            must_stop = await term.must_stop(chance.choice((0.0, chance.uniform(0.0, 10.0), 2 * TTL)))
+            if must_stop and term.held:
+                recorder.add("STOPS", term.owner)
+                await sleep(chance.uniform(0.0, GRACE - 1.0))
+                if not await term.must_stop():  # it is told to go on
+                    recorder.holds(process, term)
+            if process is crashing and chance.random() < 0.3:
+                world.call_in(0.0, crash, process, recorder)
+                await sleep(1.0)
+            with suppress(LockError):
+                await term.resign()
+
+    clients = {process: connected(process, server, recorder) for process in processes}
+    run(replace(plan, faults=False, use=use), clients, recorder, network)
     return recorder.events

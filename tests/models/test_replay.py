@@ -19,6 +19,7 @@ from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.lookup import Notes
 from lockkit.fencing import TokenGuard
 from lockkit.lease import BaseLease
+from lockkit.primitives.election import Tenure
 from lockkit_tools.servers import require
 from lockkit_tools.simulation.claims import ProcessClaim
 from tests.models.redis_code import SteppedRedis
@@ -136,6 +137,13 @@ async def look_once(
     return None if self._leases.all() else await real(self, name)
 
 
+def tell_once(self: Tenure, real: Callable[[Tenure], bool] = Tenure._look) -> bool:
+    """Forget that the leader was told to stop."""
+    over = real(self)
+    self.over = self.failed = False
+    return over
+
+
 class OneMark(TokenGuard):
     """A reader shuts out older readers."""
 
@@ -184,6 +192,11 @@ MUTANTS = {
     "no second look": Mutant("once", 0, patch=(Notes, "read", look_once)),
     "a note by whoever ran": Mutant("once", 24, {"state": AnybodysNote}),
     "no look at the lease before the run": Mutant("once", 13, patch=(BaseLease, "held", True)),
+    "stop at the deadline": Mutant(
+        "election", 2, patch=(Tenure, "stop_at", property(lambda self: self._record.valid_until))
+    ),
+    "stop is not final": Mutant("election", 38, patch=(Tenure, "_look", tell_once)),
+    "deadline of a term from the answer": Mutant("election", 31, patch=LATE),
 }
 
 

@@ -73,7 +73,7 @@ class Recorder:
         self._owners: dict[str, int] = {}
         self._turns = dict.fromkeys(self._clients, 0)
         self._believed: dict[LeaseRecord, tuple[Process, str, float]] = {}
-        self._tokens: list[int] = []
+        self._tokens: set[int] = set()
         self._newest = 0
 
     def asks(self, process: Process, owner: str) -> None:
@@ -94,7 +94,7 @@ class Recorder:
 
     def token(self, token: int) -> int:
         """Give the rank of a token among those that were granted: tokens that increase have ranks that do."""
-        self._tokens.append(token)
+        self._tokens.add(token)
         return sorted(self._tokens).index(token) + 1
 
     def add(self, kind: str, owner: str, value: int = 0) -> None:

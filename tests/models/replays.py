@@ -62,6 +62,7 @@ TRACES: dict[str, Callable[..., list[Event]]] = {
     "shares": state_code.share,
     "once": state_code.once,
     "election": state_code.elect,
+    "ticket": state_code.hand_over,
 }
 REPLAYS = {
     replay.model: replay
@@ -75,6 +76,7 @@ REPLAYS = {
         ),
         Replay("once", ("-DCRASHES=1", "-DPAUSES=1")),
         Replay("election", (f"-DGRACE={state_code.GRACE:.0f}", "-DLOSSES=1", "-DCRASHES=1", "-DPAUSES=1")),
+        Replay("ticket", ("-DCLIENTS=4", "-DLOSSES=1", "-DPAUSES=1"), ((), ())),
     )
 }
 

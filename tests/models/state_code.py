@@ -8,7 +8,7 @@ lost, and each is faster than an offer: what the models do not have does not hap
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -75,16 +75,15 @@ class NotingServer(ClaimServer):
 
     def acquire(self, name: str, claim: ProcessClaim, *, queue: bool) -> Grant | Busy:
         """Note the grant, by its token."""
-
-        def token(outcome: Grant | Busy) -> int:
-            return self._recorder.token(outcome.token) if isinstance(outcome, Grant) else 0
-
         outcome = self._note(
-            "ACQUIRED", claim.owner, lambda: super(NotingServer, self).acquire(name, claim, queue=queue), token
+            "ACQUIRED", claim.owner, lambda: super(NotingServer, self).acquire(name, claim, queue=queue), self._rank
         )
         if isinstance(outcome, Grant):
             self._pause(claim.process)
         return outcome
+
+    def _rank(self, outcome: Grant | Busy | None) -> int:
+        return self._recorder.token(outcome.token) if isinstance(outcome, Grant) else 0
 
     def _pause(self, process: Process) -> None:
         if self._chance.random() < 0.1:
@@ -103,6 +102,14 @@ class NotingServer(ClaimServer):
         return self._note(
             "RELEASED", owner, lambda: super(NotingServer, self).release(name, owner), lambda held: 0 if held else None
         )
+
+    def take_over(self, claim: ProcessClaim, owner: str) -> Grant | None:
+        """Note the grant, by its token."""
+
+        def take() -> Grant | None:
+            return self.lock.take_over(NAME, owner, claim, self.node.now(), self.node.wall_us())
+
+        return self._note("ACQUIRED", claim.owner, take, self._rank)
 
     def renew(self, name: str, owner: str, ttl: Seconds) -> Renewal:
         """Note whether the owner held the lock."""
@@ -133,6 +140,7 @@ class NotingBackend(ClaimBackend):
 
     capabilities = replace(ClaimBackend.capabilities, notes=True, transfer=True)
     recorder: Recorder
+    losses_max: int
     _server: NotingServer
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
@@ -140,16 +148,36 @@ class NotingBackend(ClaimBackend):
         self.recorder.asks(self._process, request.owner)
         return await super().try_acquire(request)
 
-    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """Renew the one lease that there is. Now and then, the request is lost, or its answer is."""
-        self.recorder.add("RENEWS", grants[0].owner)
-        lost = self._process.random.choice(("request", "answer", "", ""))
-        renewed = None if lost == "request" else await super().renew(grants)
-        if lost or renewed is None:
+    async def _risk(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Lose the request now and then, or its answer."""
+        lost = self._process.random.choice(("request", "answer", "", "")) if self.losses_max > 0 else ""
+        answer = None if lost == "request" else await call()
+        if lost or answer is None:
+            self.losses_max -= 1
             await SimulatedRuntime(self._process).sleep(CALL_SECONDS)
             message = f"the {lost} is lost"
             raise BackendUnavailable(message)
-        return renewed
+        return answer
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """Renew the one lease that there is."""
+        self.recorder.add("RENEWS", grants[0].owner)
+        return await self._risk(lambda: super(NotingBackend, self).renew(grants))
+
+    async def detach(self, grant: Grant) -> Renewal:
+        """Renew it."""
+        (outcome,) = await super().renew([grant])
+        return outcome
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        if request.state is None:  # not when it is repeated
+            self.recorder.asks(self._process, request.owner)
+        request.state = claim = ProcessClaim(
+            request.owner, request.ttl, "", request.mode, request.limit, self._process, request.wake.set
+        )
+        (grant,) = await self._risk(lambda: self._call(lambda: [self._server.take_over(claim, owner)]))
+        request.state = None
+        return grant
 
     async def read_note(self, name: str) -> Note | None:
         return None if name == CAPS_NAME else await self._call(lambda: self._server.read_note(self._process))
@@ -189,10 +217,10 @@ def prepared(seed: int, clients: int) -> tuple[Plan, World, Network, list[Proces
     return plan, world, Network(world, plan.conditions), plan.processes(world)
 
 
-def connected(process: Process, server: NotingServer, recorder: Recorder) -> Client:
+def connected(process: Process, server: NotingServer, recorder: Recorder, losses_max: int = 1000) -> Client:
     """Make the client of a process."""
     backend = NotingBackend(process, server, server.network, 2 * TTL)
-    backend.recorder = recorder
+    backend.recorder, backend.losses_max = recorder, losses_max
     return client_of(process, lambda _: backend, ttl=TTL, unavailable_after=60.0)
 
 
@@ -314,4 +342,48 @@ def elect(seed: int, state: type[State] = State) -> list[Event]:
 
     clients = {process: connected(process, server, recorder) for process in processes}
     run(replace(plan, faults=False, use=use), clients, recorder, network)
+    return recorder.events
+
+
+def hand_over(seed: int, state: type[State] = State) -> list[Event]:
+    """Hand the lock over by a ticket, which two takers get."""
+    plan, world, network, processes = prepared(seed, 4)
+    recorder = Recorder(world, processes)
+    server = NotingServer(Node(world, "server"), network, recorder, state)
+    server.paused_max = 0.4 * TTL
+    storage = Storage(network, recorder, TokenGuard)
+    recorder.show = lambda: sum(map(recorder.number, recorder.ends))
+    tickets: list[str] = []
+
+    async def use(chance: random.Random, process: Process, client: Client) -> None:
+        sleep, role = SimulatedRuntime(process).sleep, processes.index(process)
+        if role in {1, 2}:
+            while not tickets:
+                await sleep(0.1)
+            await sleep(chance.choice((chance.uniform(0.0, 2.0), chance.uniform(0.0, 1.3 * TTL))))
+        elif role == 3:
+            await sleep(chance.uniform(1.0, 5.0))
+        try:
+            lease = await (
+                client.take(tickets[0], renew=False) if role in {1, 2} else client.lock(NAME, renew=False).acquire()
+            )
+            recorder.holds(process, lease)
+            await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.0, 1.5 * TTL))))
+            if role == 0:
+                tickets.append(await lease.ticket())
+                await sleep(chance.uniform(0.0, TTL))
+        except LockError:
+            return
+        if chance.random() < 0.7:
+            await storage.access(process, lease)
+        if role > 0:
+            with suppress(LockError):
+                await lease.release()
+
+    run(
+        replace(plan, faults=False, use=use),
+        {one: connected(one, server, recorder, 2) for one in processes},
+        recorder,
+        network,
+    )
     return recorder.events

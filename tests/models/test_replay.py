@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from lockkit.backend import Note
+from lockkit.backend import Grant, Note
 from lockkit.backends.redis.keys import Command
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.nodes import Answer
 from lockkit.backends.redlock.votes import Attempts
 from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.leases import Leases
 from lockkit.engine.lookup import Notes
+from lockkit.engine.ticket import Taking
 from lockkit.fencing import TokenGuard
 from lockkit.lease import BaseLease
 from lockkit.primitives.election import Tenure
@@ -144,6 +146,32 @@ def tell_once(self: Tenure, real: Callable[[Tenure], bool] = Tenure._look) -> bo
     return over
 
 
+class TakenWithoutComparing(State):
+    """Gives the lock to whoever has a ticket."""
+
+    def take_over(self, name: str, owner: str, claim: ProcessClaim, now: float, token_min: int) -> Grant | None:
+        """Take it from whoever holds it."""
+        holder = owner if self.alone is None else self.alone.claim.owner
+        return super().take_over(name, holder, claim, now, token_min)
+
+
+class TokenKept(State):
+    """Goes on under the token of the ticket."""
+
+    def take_over(self, name: str, owner: str, claim: ProcessClaim, now: float, token_min: int) -> Grant | None:
+        """Take it."""
+        self.token -= 1
+        return super().take_over(name, owner, claim, now, min(token_min, self.token))
+
+
+async def count_from_the_repeat(
+    self: Taking[Any], started: float, real: Callable[..., Awaitable[Any]] = Taking._ask
+) -> object:
+    """Count the deadline from the request that was answered, not from the first."""
+    self._began = started
+    return await real(self, started)
+
+
 class OneMark(TokenGuard):
     """A reader shuts out older readers."""
 
@@ -197,6 +225,10 @@ MUTANTS = {
     ),
     "stop is not final": Mutant("election", 38, patch=(Tenure, "_look", tell_once)),
     "deadline of a term from the answer": Mutant("election", 31, patch=LATE),
+    "taken without comparing": Mutant("ticket", 0, {"state": TakenWithoutComparing}),
+    "the token of the ticket is kept": Mutant("ticket", 0, {"state": TokenKept}),
+    "the giver goes on believing": Mutant("ticket", 0, patch=(Leases, "hand_over", lambda *_: None)),
+    "deadline of a taker from its repeat": Mutant("ticket", 11, patch=(Taking, "_ask", count_from_the_repeat)),
 }
 
 

@@ -59,10 +59,10 @@ class Replay:
 
 TRACES: dict[str, Callable[..., list[Event]]] = {
     "redlock": redlock_code.trace,
-    "shares": state_code.share,
-    "once": state_code.once,
-    "election": state_code.elect,
-    "ticket": state_code.hand_over,
+    "shares": state_code.Shares.trace,
+    "once": state_code.OnceRuns.trace,
+    "election": state_code.Elections.trace,
+    "ticket": state_code.HandOvers.trace,
 }
 REPLAYS = {
     replay.model: replay

@@ -11,16 +11,17 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from lockkit.aio import Client, Lease
+from lockkit.aio import Client, Lease, Term
 from lockkit.backend import CALL_SECONDS, Busy, Grant, Note, Renewal, Renewed, Request
 from lockkit.backends.lock_state import LockState
 from lockkit.engine.semaphore import CAPS_NAME
 from lockkit.errors import BackendUnavailable, LockError, StaleToken
 from lockkit.fencing import TokenGuard
-from lockkit.primitives.once import Once
+from lockkit.primitives.once import Attempt, Once
 from lockkit.units import Instant, Seconds
 from lockkit_tools.simulation import Conditions, Network, Node, Process, SimulatedRuntime, World
 from lockkit_tools.simulation.backend import client_of
@@ -30,6 +31,7 @@ from tests.models.schedules import TTL, Plan, crash, run
 
 T = TypeVar("T")
 State = LockState[ProcessClaim]
+End = Callable[[], Awaitable[None]]
 
 NAME = "x"
 PERMITS = 2
@@ -48,75 +50,67 @@ class NotingServer(ClaimServer):
 
     def __init__(self, node: Node, network: Network, recorder: Recorder, state: type[State]) -> None:
         super().__init__(node, network, [], state=state)
-        self.network = network
         self._recorder = recorder
         self._chance = node.world.chance("pauses")
         self.lock = state()
-        self.paused_max = 1.2 * TTL
         self.note: Note | None = None
+        self.paused_max = 1.2 * TTL
 
     def _lock(self, name: str) -> State:
-        """There is one."""
+        """There is one, with which each request begins."""
         del name
+        self._recorder.look()
         return self.lock
 
-    def _note(self, kind: str, owner: str, operation: Callable[[], T], value: Callable[[T], int | None]) -> T:
-        """Do what is asked for; note it unless its value is None."""
-        self._recorder.look()
-        answer, now = operation(), self.node.now()
+    def _did(self, kind: str, owner: str, value: int | None) -> None:
+        """Note what was done, unless the value is None."""
+        now = self.node.now()
         self._recorder.ends = {
             owner: self.node.clock.true_time(lease.until)
             for owner, lease in self.lock.leases.items()
             if now < lease.until
         }
-        if (said := value(answer)) is not None:
-            self._recorder.add(kind, owner, said)
-        return answer
-
-    def acquire(self, name: str, claim: ProcessClaim, *, queue: bool) -> Grant | Busy:
-        """Note the grant, by its token."""
-        outcome = self._note(
-            "ACQUIRED", claim.owner, lambda: super(NotingServer, self).acquire(name, claim, queue=queue), self._rank
-        )
-        if isinstance(outcome, Grant):
-            self._pause(claim.process)
-        return outcome
-
-    def _rank(self, outcome: Grant | Busy | None) -> int:
-        return self._recorder.token(outcome.token) if isinstance(outcome, Grant) else 0
+        if value is not None:
+            self._recorder.add(kind, owner, value)
 
     def _pause(self, process: Process) -> None:
         if self._chance.random() < 0.1:
             process.pause()
             self.node.world.call_in(self._chance.uniform(0.0, self.paused_max), process.resume)
 
-    def abandon(self, name: str, owner: str) -> None:
-        """Note whether a place in the queue is given up, or the lock."""
-        waits = any(claim.owner == owner for claim in self.lock.queue)
-        kind = "ABANDONED" if waits else "RELEASED"
-        held = waits or any(owner == holder.owner for holder in self.lock.holders(self.node.now()))
-        self._note(kind, owner, lambda: super(NotingServer, self).abandon(name, owner), lambda _: 0 if held else None)
-
-    def release(self, name: str, owner: str) -> bool:
-        """Note it if the owner held the lock."""
-        return self._note(
-            "RELEASED", owner, lambda: super(NotingServer, self).release(name, owner), lambda held: 0 if held else None
-        )
+    def acquire(self, name: str, claim: ProcessClaim, *, queue: bool) -> Grant | Busy:
+        """Note the grant, by its token."""
+        outcome = super().acquire(name, claim, queue=queue)
+        granted = isinstance(outcome, Grant)
+        self._did("ACQUIRED", claim.owner, self._recorder.token(self.lock.token) if granted else 0)
+        if granted:
+            self._pause(claim.process)
+        return outcome
 
     def take_over(self, claim: ProcessClaim, owner: str) -> Grant | None:
         """Note the grant, by its token."""
+        grant = self._lock(NAME).take_over(NAME, owner, claim, self.node.now(), self.node.wall_us())
+        self._did("ACQUIRED", claim.owner, 0 if grant is None else self._recorder.token(grant.token))
+        return grant
 
-        def take() -> Grant | None:
-            return self.lock.take_over(NAME, owner, claim, self.node.now(), self.node.wall_us())
+    def abandon(self, name: str, owner: str) -> None:
+        """Note whether a place in the queue is given up, or the lock."""
+        waits = any(claim.owner == owner for claim in self.lock.queue)
+        held = any(holder.owner == owner for holder in self.lock.holders(self.node.now()))
+        super().abandon(name, owner)
+        self._did("ABANDONED" if waits else "RELEASED", owner, 0 if waits or held else None)
 
-        return self._note("ACQUIRED", claim.owner, take, self._rank)
+    def release(self, name: str, owner: str) -> bool:
+        """Note it if the owner held the lock."""
+        held = super().release(name, owner)
+        self._did("RELEASED", owner, 0 if held else None)
+        return held
 
     def renew(self, name: str, owner: str, ttl: Seconds) -> Renewal:
         """Note whether the owner held the lock."""
-        return self._note(
-            "RENEWED", owner, lambda: super(NotingServer, self).renew(name, owner, ttl),
-            lambda outcome: int(isinstance(outcome, Renewed)),
-        )  # fmt: skip
+        outcome = super().renew(name, owner, ttl)
+        self._did("RENEWED", owner, int(isinstance(outcome, Renewed)))
+        return outcome
 
     def read_note(self, process: Process) -> Note | None:
         """Note whether there is one."""
@@ -126,13 +120,10 @@ class NotingServer(ClaimServer):
 
     def write_note(self, owner: str, note: Note) -> bool:
         """Keep it if the owner holds the lock, as the backend for files does."""
-
-        def write() -> bool:
-            held = self.lock.confirm(owner, self.node.now()) is None
-            self.note = note if held else self.note
-            return held
-
-        return self._note("WRITTEN", owner, write, int)
+        held = self._lock(NAME).confirm(owner, self.node.now()) is None
+        self.note = note if held else self.note
+        self._did("WRITTEN", owner, int(held))
+        return held
 
 
 class NotingBackend(ClaimBackend):
@@ -209,181 +200,183 @@ class Storage:
         await self._network.call(process, self._node, compare, 2 * TTL)
 
 
-def prepared(seed: int, clients: int) -> tuple[Plan, World, Network, list[Process]]:
-    """Draw what happens; nothing is lost, and nobody is paused but by the server."""
-    conditions = Conditions(latency=(0.001, LATENCY))
-    plan = replace(Plan.draw(seed), clients=clients, conditions=conditions, crashes=False)
-    world = World(seed)
-    return plan, world, Network(world, plan.conditions), plan.processes(world)
+class Schedule:
+    """One schedule: each client takes the lock again and again, and keeps it for a while."""
 
+    clients = 0  # as many as the plan says
+    faults = False
+    paused_max = 1.2 * TTL
+    losses_max = 1000
 
-def connected(process: Process, server: NotingServer, recorder: Recorder, losses_max: int = 1000) -> Client:
-    """Make the client of a process."""
-    backend = NotingBackend(process, server, server.network, 2 * TTL)
-    backend.recorder, backend.losses_max = recorder, losses_max
-    return client_of(process, lambda _: backend, ttl=TTL, unavailable_after=60.0)
+    def __init__(self, seed: int, state: type[State] = State, guard: type[TokenGuard] = TokenGuard) -> None:
+        drawn = Plan.draw(seed)
+        self.plan = replace(
+            drawn, clients=self.clients or drawn.clients, conditions=Conditions(latency=(0.001, LATENCY)),
+            crashes=False, faults=self.faults, use=self.use,
+        )  # fmt: skip
+        self.world = World(seed)
+        self.network = Network(self.world, self.plan.conditions)
+        self.processes = self.plan.processes(self.world)
+        self.recorder = Recorder(self.world, self.processes)
+        self.recorder.show = self.shown
+        self.server = NotingServer(Node(self.world, "server"), self.network, self.recorder, state)
+        self.server.paused_max = self.paused_max
+        self.storage = Storage(self.network, self.recorder, guard)
+        self.permits = drawn.clients == 2
+        self.crashing = self.plan.chance.choice((None, *self.processes))
 
+    @classmethod
+    def trace(cls, seed: int, **parts: Any) -> list[Event]:
+        """Run the schedule of a seed."""
+        one = cls(seed, **parts)
+        run(one.plan, {process: one.connected(process) for process in one.processes}, one.recorder, one.network)
+        return one.recorder.events
 
-def share(seed: int, state: type[State] = State, guard: type[TokenGuard] = TokenGuard) -> list[Event]:
-    """Run two readers and a writer; or three clients of a semaphore, where the plan has two clients."""
-    plan, world, network, processes = prepared(seed, 3)
-    recorder = Recorder(world, processes)
-    server = NotingServer(Node(world, "server"), network, recorder, state)
-    storage = Storage(network, recorder, guard)
-    permits = Plan.draw(seed).clients == 2
-    crashing = plan.chance.choice((None, *processes))
+    def connected(self, process: Process) -> Client:
+        """Make the client of a process."""
+        backend = NotingBackend(process, self.server, self.network, 2 * TTL)
+        backend.recorder, backend.losses_max = self.recorder, self.losses_max
+        return client_of(process, lambda _: backend, ttl=TTL, unavailable_after=60.0)
 
-    def shown() -> int:
-        lock = server.lock
-        held = {recorder.client(owner): lock.leases[owner].slot or 0 for owner in recorder.ends}
-        head = 1 + recorder.client(lock.queue[0].owner) if lock.queue else 0
-        slots = sum((slot & 1) << client for client, slot in held.items())
-        return ((sum(1 << client for client in held) * 8 + slots) * 4 + len(lock.queue)) * 4 + head
+    def shown(self) -> int:
+        """Return the holder."""
+        return sum(map(self.recorder.number, self.recorder.ends))
 
-    recorder.show = shown
-
-    async def use(chance: random.Random, process: Process, client: Client) -> None:
+    async def use(self, chance: random.Random, process: Process, client: Client) -> None:
+        """Use the lock."""
         sleep = SimulatedRuntime(process).sleep
         while True:
             # Longer than the server keeps a lease that its client has lost.
             await sleep(chance.uniform(1.0, 8.0))
-            rwlock = client.rwlock(NAME, renew=False)
-            lock = rwlock.write() if process is processes[2] else rwlock.read()
-            if permits:
-                lock = client.semaphore(NAME, limit=PERMITS, renew=False)
             try:
-                lease = await lock.acquire(chance.choice((5.0, 3 * TTL)))
+                lease, end = await self.begin(process, client, chance.choice((5.0, 3 * TTL)))
             except LockError:
                 continue
-            recorder.holds(process, lease)
-            await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.0, 1.5 * TTL))))
-            if process is crashing and chance.random() < 0.2:
-                world.call_in(0.0, crash, process, recorder)
-            elif not permits and chance.random() < 0.7:
-                await storage.access(process, lease)
-            await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0))))
+            if lease is None:
+                continue
+            self.recorder.holds(process, lease)
+            await self.hold(chance, process, lease)
+            if process is self.crashing and chance.random() < 0.3:
+                self.world.call_in(0.0, crash, process, self.recorder)
+                await sleep(1.0)
             with suppress(LockError):
-                await lease.release()
+                await end()
 
-    clients = {process: connected(process, server, recorder) for process in processes}
-    run(replace(plan, faults=False, use=use), clients, recorder, network)
-    return recorder.events
+    async def begin(self, process: Process, client: Client, timeout: Seconds) -> tuple[Lease | None, End]:
+        """Acquire a lease; return it, and what ends it."""
+        raise NotImplementedError
 
-
-def once(seed: int, state: type[State] = State) -> list[Event]:
-    """Attempt a piece of work. The server stops before some notes, so that they come late."""
-    plan, world, network, processes = prepared(seed, Plan.draw(seed).clients)
-    recorder = Recorder(world, processes)
-    server = NotingServer(Node(world, "server"), network, recorder, state)
-    crashing = plan.chance.choice((None, *processes))
-    recorder.show = lambda: sum(map(recorder.number, recorder.ends)) * 2 + (server.note is not None)
-
-    async def use(chance: random.Random, process: Process, client: Client) -> None:
+    async def hold(self, chance: random.Random, process: Process, lease: Lease) -> None:
+        """Hold it for a while."""
         sleep = SimulatedRuntime(process).sleep
+        await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.0, 1.5 * TTL))))
+        if not self.permits and process is not self.crashing and chance.random() < 0.7:
+            await self.storage.access(process, lease)
+        await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0))))
+
+
+class Shares(Schedule):
+    """Two readers and a writer; or three clients of a semaphore, where the plan has two clients."""
+
+    clients = 3
+
+    def shown(self) -> int:
+        lock, client = self.server.lock, self.recorder.client
+        held = {client(owner): lock.leases[owner].slot or 0 for owner in self.recorder.ends}
+        head = 1 + client(lock.queue[0].owner) if lock.queue else 0
+        slots = sum((slot & 1) << index for index, slot in held.items())
+        return ((sum(1 << index for index in held) * 8 + slots) * 4 + len(lock.queue)) * 4 + head
+
+    async def begin(self, process: Process, client: Client, timeout: Seconds) -> tuple[Lease | None, End]:
+        rwlock = client.rwlock(NAME, renew=False)
+        lock = rwlock.write() if process is self.processes[2] else rwlock.read()
+        if self.permits:
+            lock = client.semaphore(NAME, limit=PERMITS, renew=False)
+        lease = await lock.acquire(timeout)
+        return lease, lease.release
+
+
+class OnceRuns(Schedule):
+    """A piece of work. The server stops before some notes, so that they come late."""
+
+    faults = True
+
+    def shown(self) -> int:
+        return super().shown() * 2 + (self.server.note is not None)
+
+    async def begin(self, process: Process, client: Client, timeout: Seconds) -> tuple[Lease | None, End]:
+        del process
         work = Once.described(
-            client._engine, NAME, keep=86400.0, ttl=None, timeout=None, match=None, store_errors=(),
-        )  # fmt: skip
-        while True:
-            await sleep(chance.uniform(1.0, 8.0))
-            lock = replace(work.lock, renew=False, timeout=chance.choice((5.0, 3 * TTL)))
-            try:
-                attempt = await replace(work, lock=lock).begin()
-            except LockError:
-                continue
-            if attempt.lease is None:
-                continue
-            recorder.holds(process, attempt.lease)
-            await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.9 * TTL, TTL))))
-            if process is crashing and chance.random() < 0.3:
-                world.call_in(0.0, crash, process, recorder)
-                await sleep(1.0)
-            with suppress(LockError):
-                if chance.random() < 0.5:
-                    server.node.pause()
-                    world.call_in(chance.choice((0.0, chance.uniform(0.0, STOPPED_MAX))), server.node.resume)
-                    await attempt.done(None)
-            with suppress(LockError):
-                await attempt.leave(None)
+            client._engine, NAME, keep=86400.0, ttl=None, timeout=timeout, match=None, store_errors=()
+        )
+        attempt = await replace(work, lock=replace(work.lock, renew=False)).begin()
+        return attempt.lease, partial(self._end, attempt)
 
-    clients = {process: connected(process, server, recorder) for process in processes}
-    run(replace(plan, use=use), clients, recorder, network)
-    return recorder.events
-
-
-def elect(seed: int, state: type[State] = State) -> list[Event]:
-    """Hold an election. Leaders take up to their grace to stop."""
-    plan, world, network, processes = prepared(seed, Plan.draw(seed).clients)
-    recorder = Recorder(world, processes)
-    server = NotingServer(Node(world, "server"), network, recorder, state)
-    server.paused_max = 0.4 * TTL  # after a longer pause a candidate renews before it takes office
-    crashing = plan.chance.choice((None, *processes))
-    recorder.show = lambda: sum(map(recorder.number, recorder.ends))
-
-    async def use(chance: random.Random, process: Process, client: Client) -> None:
-        sleep = SimulatedRuntime(process).sleep
-        while True:
-            await sleep(chance.uniform(1.0, 8.0))
-            try:
-                term = await client.election(NAME, grace=GRACE).campaign(chance.choice((5.0, 3 * TTL)))
-            except LockError:
-                continue
-            recorder.holds(process, term)
-            must_stop = await term.must_stop(chance.choice((0.0, chance.uniform(0.0, 10.0), 2 * TTL)))
-            if must_stop and term.held:
-                recorder.add("STOPS", term.owner)
-                await sleep(chance.uniform(0.0, GRACE - 1.0))
-                if not await term.must_stop():  # it is told to go on
-                    recorder.holds(process, term)
-            if process is crashing and chance.random() < 0.3:
-                world.call_in(0.0, crash, process, recorder)
-                await sleep(1.0)
-            with suppress(LockError):
-                await term.resign()
-
-    clients = {process: connected(process, server, recorder) for process in processes}
-    run(replace(plan, faults=False, use=use), clients, recorder, network)
-    return recorder.events
-
-
-def hand_over(seed: int, state: type[State] = State) -> list[Event]:
-    """Hand the lock over by a ticket, which two takers get."""
-    plan, world, network, processes = prepared(seed, 4)
-    recorder = Recorder(world, processes)
-    server = NotingServer(Node(world, "server"), network, recorder, state)
-    server.paused_max = 0.4 * TTL
-    storage = Storage(network, recorder, TokenGuard)
-    recorder.show = lambda: sum(map(recorder.number, recorder.ends))
-    tickets: list[str] = []
-
-    async def use(chance: random.Random, process: Process, client: Client) -> None:
-        sleep, role = SimulatedRuntime(process).sleep, processes.index(process)
-        if role in {1, 2}:
-            while not tickets:
-                await sleep(0.1)
-            await sleep(chance.choice((chance.uniform(0.0, 2.0), chance.uniform(0.0, 1.3 * TTL))))
-        elif role == 3:
-            await sleep(chance.uniform(1.0, 5.0))
+    async def _end(self, attempt: Attempt) -> None:
+        chance, node = self.plan.chance, self.server.node
         try:
-            lease = await (
-                client.take(tickets[0], renew=False) if role in {1, 2} else client.lock(NAME, renew=False).acquire()
-            )
-            recorder.holds(process, lease)
+            if chance.random() < 0.5:
+                node.pause()
+                self.world.call_in(chance.uniform(0.0, STOPPED_MAX), node.resume)
+                await attempt.done(None)
+        finally:
+            await attempt.leave(None)
+
+    async def hold(self, chance: random.Random, process: Process, lease: Lease) -> None:
+        del lease
+        seconds = chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.9 * TTL, TTL)))
+        await SimulatedRuntime(process).sleep(seconds)
+
+
+class Elections(Schedule):
+    """Leaders, who take up to their grace to stop."""
+
+    paused_max = 0.4 * TTL  # after a longer pause a candidate renews before it takes office
+
+    async def begin(self, process: Process, client: Client, timeout: Seconds) -> tuple[Lease | None, End]:
+        del process
+        term = await client.election(NAME, grace=GRACE).campaign(timeout)
+        return term, term.resign
+
+    async def hold(self, chance: random.Random, process: Process, lease: Lease) -> None:
+        assert isinstance(lease, Term)
+        must_stop = await lease.must_stop(chance.choice((0.0, chance.uniform(0.0, 10.0), 2 * TTL)))
+        if must_stop and lease.held:
+            self.recorder.add("STOPS", lease.owner)
+            await SimulatedRuntime(process).sleep(chance.uniform(0.0, GRACE - 1.0))
+            if not await lease.must_stop():  # it is told to go on
+                self.recorder.holds(process, lease)
+
+
+class HandOvers(Schedule):
+    """A giver, two takers of its ticket, and a waiter."""
+
+    clients = 4
+    paused_max = 0.4 * TTL
+    losses_max = 2
+
+    def __init__(self, seed: int, **parts: Any) -> None:
+        super().__init__(seed, **parts)
+        self._tickets: list[str] = []
+
+    async def use(self, chance: random.Random, process: Process, client: Client) -> None:
+        """Play one of the roles."""
+        sleep, role, tickets = SimulatedRuntime(process).sleep, self.processes.index(process), self._tickets
+        takes = role in {1, 2}
+        while takes and not tickets:
+            await sleep(0.1)
+        await sleep(chance.choice((chance.uniform(0.0, 2.0), chance.uniform(0.0, 1.3 * TTL))) if takes else role)
+        try:
+            lock = client.lock(NAME, renew=False)
+            lease = await (client.take(tickets[0], renew=False) if takes else lock.acquire())
+            self.recorder.holds(process, lease)
             await sleep(chance.choice((0.0, chance.uniform(0.0, 5.0), chance.uniform(0.0, 1.5 * TTL))))
             if role == 0:
                 tickets.append(await lease.ticket())
                 await sleep(chance.uniform(0.0, TTL))
+            if chance.random() < 0.7:
+                await self.storage.access(process, lease)
+            if role > 0:
+                await lease.release()
         except LockError:
             return
-        if chance.random() < 0.7:
-            await storage.access(process, lease)
-        if role > 0:
-            with suppress(LockError):
-                await lease.release()
-
-    run(
-        replace(plan, faults=False, use=use),
-        {one: connected(one, server, recorder, 2) for one in processes},
-        recorder,
-        network,
-    )
-    return recorder.events

@@ -48,9 +48,7 @@ byte since[CLIENTS], left[CLIENTS], stopping[CLIENTS];
 bool acts[CLIENTS], told[CLIENTS], busy[CLIENTS];
 byte losses = LOSSES, crashes = CRASHES, pauses = PAUSES;
 bool acting = true, terms = true, final = true;
-#ifdef REPLAY
-byte current[CLIENTS];
-#endif
+IN_REPLAY(byte current[CLIENTS];)
 
 /* An interval ends just before its last tick: a leader that was told to stop has stopped when its grace is over. */
 #define ACTS(c) (acts[c] && !(told[c] && stopping[c] == 0))
@@ -78,13 +76,7 @@ active [CLIENTS] proctype Candidate() MOVES(client_of(next_owner), left[_pid] > 
 	bool yes;
 
 again:	atomic { NEXT_TURN turn++; me = 1 + _pid + CLIENTS * (turn - 1); renewals = (REPLAYED -> 1 : 2 - _pid) }
-wait:
-#ifdef REPLAY
-	if
-	:: atomic { EVENT(ABANDONED, me, 0) goto again }
-	:: true
-	fi;
-#endif
+wait:	IN_REPLAY(if :: atomic { EVENT(ABANDONED, me, 0) goto again } :: true fi;) /* it gives up */
 	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
 	if
 	:: d_step { holder == NOBODY ->
@@ -101,7 +93,8 @@ wait:
 			left[_pid] = since[_pid]; since[_pid] = 0; busy[_pid] = false; acts[_pid] = true;
 			promise(acting, COUNT(ACTS) <= 1);
 			EVENT(HOLDS, me, 1) }
-	:: atomic { since[_pid] <= STOP_LEFT || REPLAYED /* or its caller's time is over */ -> since[_pid] = 0; busy[_pid] = false; goto resign }
+	:: atomic { since[_pid] <= STOP_LEFT || REPLAYED /* or its caller's time is over */ ->
+			since[_pid] = 0; busy[_pid] = false; goto resign }
 	fi;
 
 	do
@@ -130,7 +123,8 @@ wait:
 	:: atomic { left[_pid] > 0 -> acts[_pid] = false; break }
 #endif
 	/* Crashed: it acts no more. */
-	:: atomic { crashes > 0 -> crashes--; acts[_pid] = false; told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0; EVENT(CRASHED, 1 + _pid, 0) goto over }
+	:: atomic { crashes > 0 -> crashes--; acts[_pid] = false; told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0;
+			EVENT(CRASHED, 1 + _pid, 0) goto over }
 	od;
 
 resign:	atomic { told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0; since[_pid] = 0 }
@@ -159,27 +153,21 @@ over:	skip
 #define RUNS(c) (since[c] > 0 || left[c] > 0)
 #define BUSY(c) (busy[c])
 #define MUST_STOP_NOW(c) (told[c] && stopping[c] == 0)
-#ifdef REPLAY
-#define KEY_IS_OVER (holder != NOBODY && key_left == 0)
 #define IS_TO_BE_TOLD(c) (acts[c] && !told[c] && left[c] <= STOP_LEFT)
-#define ALL_NOTED (!KEY_IS_OVER && !ANY(IS_TO_BE_TOLD))
-#else
-#define ALL_NOTED true
-#endif
 
 active proctype Time()
 {
 	byte c;
 end:	do
+	KEY_ENDS
 #ifdef REPLAY
-	/* What ends in the same tick ends in the order of the trace. */
-	:: d_step { KEY_IS_OVER -> EVENT(EXPIRES, holder, 0) holder = NOBODY }
 	:: d_step { next_owner > 0 && IS_TO_BE_TOLD(client_of(next_owner)) -> c = client_of(next_owner);
 		told[c] = true; stopping[c] = GRACE; EVENT(STOPS, current[c], 0) c = 0 }
 	:: d_step { next_owner > 0 && acts[client_of(next_owner)] -> c = client_of(next_owner);
 		acts[c] = false; told[c] = false; left[c] = 0; EVENT(ENDS, current[c], 0) c = 0 }
 #endif
-	:: d_step { (REPLAYED || ((key_left > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(BUSY)))) && !ANY(MUST_STOP_NOW) && ALL_NOTED ->
+	:: d_step { (REPLAYED || ((key_left > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(BUSY)))) && !ANY(MUST_STOP_NOW) &&
+			!KEY_IS_OVER && (COUNTED || !ANY(IS_TO_BE_TOLD)) ->
 		pauses = pauses - (COUNTED && ANY(BUSY));
 		TICK
 		if

@@ -44,13 +44,7 @@ bool running[CLIENTS], busy[CLIENTS];
 byte crashes = CRASHES, pauses = PAUSES;
 bool recorded = true, repeats = true, by_holder = true, together = true;
 
-#ifdef REPLAY
-byte current[CLIENTS], last;
-bool believes[CLIENTS]; /* until its end has been noted */
-#define END_BELIEF believes[_pid] = false;
-#else
-#define END_BELIEF
-#endif
+IN_REPLAY(byte current[CLIENTS], last; bool believes[CLIENTS];) /* until its end has been noted */
 
 #define RUNS(c) (running[c] && left[c] > 0)
 
@@ -78,34 +72,23 @@ again:	if
 	:: atomic { done -> EVENT(READS, 1 + _pid, 1) goto over }
 	:: atomic { !done; EVENT(READS, 1 + _pid, 0) }
 	fi;
-#ifdef REPLAY
-asks:	atomic { NEXT_TURN me = current[_pid] }
-#endif
-wait:
-#ifdef REPLAY
-	if
-	:: atomic { EVENT(ABANDONED, me, 0) goto over }
-	:: goto over /* it has missed its offer, and so its place */
-	:: true
-	fi;
-#endif
+	IN_REPLAY(asks: atomic { NEXT_TURN me = current[_pid] })
+wait:	/* It may also give up, and may have lost its place before, because it missed its offer. */
+	IN_REPLAY(if :: atomic { EVENT(ABANDONED, me, 0) goto over } :: goto over :: true fi;)
 	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
 	if
 #ifdef LOCK_WITHOUT_TTL
 	:: d_step { holder == NOBODY -> holder = me }
 #else
-	:: d_step { holder == NOBODY -> holder = me; key_left = TTL;
-#ifdef REPLAY
-		last++;
-#endif
-		EVENT(ACQUIRED, me, last) }
+	:: d_step { holder == NOBODY -> holder = me; key_left = TTL; IN_REPLAY(last++;) EVENT(ACQUIRED, me, last) }
 #endif
 	/* It may also be offered to somebody else. */
 	:: atomic { holder != NOBODY || REPLAYED -> busy[_pid] = false; since[_pid] = 0; EVENT(ACQUIRED, me, 0) goto wait }
 	fi;
 	if
 	:: atomic { since[_pid] > 0 -> left[_pid] = since[_pid]; since[_pid] = 0 }
-	:: atomic { since[_pid] == 0 || REPLAYED /* or its caller's time is over */ -> since[_pid] = 0; busy[_pid] = false; goto release }
+	:: atomic { since[_pid] == 0 || REPLAYED /* or its caller's time is over */ ->
+			since[_pid] = 0; busy[_pid] = false; goto release }
 	fi;
 #ifndef NO_SECOND_LOOK
 	if
@@ -118,15 +101,13 @@ wait:
 	:: d_step { left[_pid] > 0 -> running[_pid] = true; busy[_pid] = false;
 			promise(repeats, !done);
 			promise(together, COUNT(RUNS) <= 1);
-#ifdef REPLAY
-			believes[_pid] = true;
-#endif
-			EVENT(HOLDS, me, 1) }
+			IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, me, 1) }
 	:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto release }
 	:: atomic { crashes > 0 -> crashes--; busy[_pid] = false; left[_pid] = 0; goto over }
 	fi;
 	if
-	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; END_BELIEF EVENT(CRASHED, 1 + _pid, 0) goto over }
+	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0;
+			IN_REPLAY(believes[_pid] = false;) EVENT(CRASHED, 1 + _pid, 0) goto over }
 #ifdef RELEASE_BEFORE_NOTE
 	:: d_step { holder == me -> holder = NOBODY; key_left = 0 }; d_step { notes++; done = true; promise(recorded, notes <= 1) }
 #else
@@ -135,45 +116,31 @@ wait:
 #endif
 	fi;
 
-release: atomic { EVENT_IF(believes[_pid], ENDS, me, 0) END_BELIEF running[_pid] = false; left[_pid] = 0 }
+release: atomic {
+		EVENT_IF(believes[_pid], ENDS, me, 0) IN_REPLAY(believes[_pid] = false;)
+		running[_pid] = false; left[_pid] = 0
+	}
 	d_step {
 		if
 		:: holder == me -> holder = NOBODY; key_left = 0; EVENT(RELEASED, me, 0)
 		:: else
 		fi
 	};
-over:
-#ifdef REPLAY
-	if
-	:: goto again
-	:: goto asks /* its answer came too late */
-	fi
-#else
+over:	IN_REPLAY(if :: goto again :: goto asks fi;) /* at once, if its answer came too late */
 	skip
-#endif
 }
 
 #define TIMED(c) (since[c] > 0 || left[c] > 0)
 #define ACTS(c) (busy[c])
-#ifdef REPLAY
-#define KEY_IS_OVER (holder != NOBODY && key_left == 0)
-#define BELIEF_IS_OVER(c) (believes[c] && left[c] == 0)
-#define ALL_NOTED (!KEY_IS_OVER && !ANY(BELIEF_IS_OVER))
-#else
-#define ALL_NOTED true
-#endif
 
 active proctype Time()
 {
 	byte c;
 end:	do
-#ifdef REPLAY
-	/* What ends in the same tick ends in the order of the trace. */
-	:: d_step { KEY_IS_OVER -> EVENT(EXPIRES, holder, 0) holder = NOBODY }
-	:: d_step { next_owner > 0 && BELIEF_IS_OVER(client_of(next_owner)) ->
-		believes[client_of(next_owner)] = false; EVENT(ENDS, next_owner, 0) }
-#endif
-	:: d_step { (REPLAYED || ((key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)))) && ALL_NOTED ->
+	KEY_ENDS
+	BELIEF_ENDS
+	:: d_step { (REPLAYED || ((key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)))) &&
+			!KEY_IS_OVER && !ANY(BELIEF_IS_OVER) ->
 		pauses = pauses - (COUNTED && ANY(ACTS));
 		TICK
 		if

@@ -54,10 +54,7 @@ byte since[CLIENTS], left[CLIENTS];
 byte last, newest_token, write_mark, read_mark;
 byte crashes = CRASHES, pauses = PAUSES;
 bool exclusion = true, fifo = true, tokens = true, stale = true, readers = true;
-#ifdef REPLAY
-byte current[CLIENTS], newest_held;
-bool believes[CLIENTS]; /* until its end has been noted */
-#endif
+IN_REPLAY(byte current[CLIENTS], newest_held; bool believes[CLIENTS];) /* until its end has been noted */
 
 #define writes(c) (c == WRITER)
 #define BELIEVES(c) (left[c] > 0)
@@ -124,7 +121,9 @@ active [CLIENTS] proctype Client() MOVES(client_of(next_owner), false)
 	bool can, first, accepted, found, blocked;
 
 again:	atomic { turns = turns - COUNTED; NEXT_TURN }
-try:	atomic { busy[_pid] = true; start(since[_pid]); ASKED }
+try:	atomic { busy[_pid] = true; start(since[_pid]);
+		IN_REPLAY(LOOK_AHEAD(HOLDS, current[_pid]) since[_pid] = (comes -> since[_pid] : 0);) /* else it is never compared */
+		EVENT(ASKS, current[_pid], 0) }
 	d_step {
 		fits();
 		is_next();
@@ -144,12 +143,8 @@ try:	atomic { busy[_pid] = true; start(since[_pid]); ASKED }
 	:: d_step { can && since[_pid] > 0 ->
 			left[_pid] = since[_pid]; since[_pid] = 0; busy[_pid] = false;
 			promise(exclusion, !EXCLUDED && COUNT(BELIEVES) <= LIMIT && !ANY_SAME_SLOT);
-#ifdef REPLAY
-			believes[_pid] = true;
-			EVENT(HOLDS, current[_pid], token > newest_held)
-			newest_held = max(newest_held, token)
-#endif
-		}
+			IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, current[_pid], token > newest_held)
+			IN_REPLAY(newest_held = max(newest_held, token)) }
 	:: can && since[_pid] == 0 -> goto release
 	:: atomic { !can -> since[_pid] = 0; busy[_pid] = false; goto wait }
 	fi;
@@ -174,20 +169,15 @@ try:	atomic { busy[_pid] = true; start(since[_pid]); ASKED }
 			read_mark = (accepted && token > read_mark -> token : read_mark);
 			EVENT(WRITTEN, current[_pid], accepted) }
 	:: true
-	:: atomic { crashes > 0 -> crashes--; left[_pid] = 0; 
-#ifdef REPLAY
-		believes[_pid] = false;
-#endif
-		EVENT(CRASHED, 1 + _pid, 0) goto over }
+	:: atomic { crashes > 0 -> crashes--; left[_pid] = 0;
+			IN_REPLAY(believes[_pid] = false;) EVENT(CRASHED, 1 + _pid, 0) goto over }
 	fi;
 
 release:
-#ifdef REPLAY
-	if
+	IN_REPLAY(if
 	:: d_step { believes[_pid] -> believes[_pid] = false; left[_pid] = 0; EVENT(ENDS, current[_pid], 0) }
-	:: !believes[_pid]
-	fi;
-#endif
+	:: else
+	fi;)
 	atomic {
 		can = share[_pid];
 		left[_pid] = 0; since[_pid] = 0; busy[_pid] = false; share[_pid] = false; share_left[_pid] = 0; slot[_pid] = 0;
@@ -201,10 +191,8 @@ release:
 
 	/* Woken when it may get in. */
 wait:	if
-#ifdef REPLAY
-	:: goto try
-	:: d_step { queue??eval(_pid); queued[_pid] = false; EVENT(ABANDONED, current[_pid], 0) } -> goto again
-#endif
+	IN_REPLAY(:: goto try
+	:: d_step { queue??eval(_pid); queued[_pid] = false; EVENT(ABANDONED, current[_pid], 0) } -> goto again)
 	:: queue?[eval(_pid)] && (COUNT(HELD) == 0 || FREE_BESIDE) -> goto try
 	:: FREE_BESIDE && !WRITER_WAITS -> goto try
 	/* Its channel is gone, and so is its place. */
@@ -215,26 +203,18 @@ over:	skip
 
 #define RUNS(c) (since[c] > 0 || left[c] > 0 || share_left[c] > 0)
 #define ACTS(c) (busy[c])
-#ifdef REPLAY
-#define SHARE_IS_OVER(c) (share[c] && share_left[c] == 0)
-#define BELIEF_IS_OVER(c) (believes[c] && left[c] == 0)
-#define ALL_NOTED (!ANY(SHARE_IS_OVER) && !ANY(BELIEF_IS_OVER))
-#else
-#define ALL_NOTED true
-#endif
+#define SHARE_IS_OVER(c) (REPLAYED && share[c] && share_left[c] == 0)
 
 active proctype Time()
 {
 	byte c;
 end:	do
+	BELIEF_ENDS
 #ifdef REPLAY
-	/* What ends in the same tick ends in the order of the trace. */
 	:: d_step { next_owner > 0 && SHARE_IS_OVER(client_of(next_owner)) -> c = client_of(next_owner);
 		EVENT(EXPIRES, current[c], 0) share[c] = false; slot[c] = 0; c = 0 }
-	:: d_step { next_owner > 0 && BELIEF_IS_OVER(client_of(next_owner)) -> c = client_of(next_owner);
-		EVENT(ENDS, current[c], 0) believes[c] = false; c = 0 }
 #endif
-	:: d_step { (REPLAYED || (ANY(RUNS) && (pauses > 0 || !ANY(ACTS)))) && ALL_NOTED ->
+	:: d_step { (REPLAYED || (ANY(RUNS) && (pauses > 0 || !ANY(ACTS)))) && !ANY(SHARE_IS_OVER) && !ANY(BELIEF_IS_OVER) ->
 		pauses = pauses - (COUNTED && ANY(ACTS));
 		TICK
 		for (c : 0 .. CLIENTS - 1) {

@@ -49,18 +49,13 @@ byte losses = LOSSES, pauses = PAUSES;
 byte taken, newest_token = COUNTED, mark;
 byte grants = 1, grant_of[CLIENTS], mark_grant;
 bool exclusion = true, tokens = true, once = true, stale = true;
-#ifdef REPLAY
-bool believes[CLIENTS]; /* until its end has been noted */
-#endif
+IN_REPLAY(bool believes[CLIENTS];) /* until its end has been noted */
 
 inline believe()
 {
 	left[_pid] = since[_pid]; since[_pid] = 0; busy[_pid] = false;
 	promise(exclusion, BELIEVERS <= 1);
-#ifdef REPLAY
-	believes[_pid] = true;
-#endif
-	EVENT(HOLDS, owner_of(_pid), 1)
+	IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, owner_of(_pid), 1)
 }
 
 inline granted_token()
@@ -124,7 +119,8 @@ giver:
 #ifdef REPLAY
 	goto waiter;
 hands:	if
-	:: d_step { holder == owner_of(GIVER) -> key_left = TTL; EVENT(RENEWED, owner_of(GIVER), 1) } /* the answer comes later */
+	/* Its answer comes later. */
+	:: d_step { holder == owner_of(GIVER) -> key_left = TTL; EVENT(RENEWED, owner_of(GIVER), 1) }
 	:: !believes[GIVER] -> goto lasts
 	fi;
 #else
@@ -133,10 +129,7 @@ hands:	if
 	if
 	:: d_step { holder == owner_of(GIVER) && left[GIVER] > 0 ->
 			key_left = (REPLAYED -> key_left : TTL); handed = true;
-#ifdef REPLAY
-			believes[GIVER] = false;
-			EVENT(ENDS, owner_of(GIVER), 0)
-#endif
+			IN_REPLAY(believes[GIVER] = false;) EVENT(ENDS, owner_of(GIVER), 0)
 #ifdef TICKET_WITHOUT_END
 			key_left = 0;
 #endif
@@ -194,19 +187,15 @@ waiter:	busy[_pid] = false;
 	holder == 0 || REPLAYED; /* woken, or the ttl is over */
 	atomic { busy[_pid] = true; start(since[_pid]); EVENT(ASKS, owner_of(_pid), 0) }
 	if
-	:: d_step { holder == 0 -> granted_token(); holder = owner_of(_pid); key_left = TTL; EVENT(ACQUIRED, owner_of(_pid), last) }
+	:: d_step { holder == 0 ->
+			granted_token(); holder = owner_of(_pid); key_left = TTL; EVENT(ACQUIRED, owner_of(_pid), last) }
 	:: atomic { holder != 0 -> since[_pid] = 0; EVENT(ACQUIRED, owner_of(_pid), 0) goto waiter }
 	fi;
 	if
 	:: d_step { since[_pid] > 0 -> believe() }
 	:: atomic { since[_pid] == 0 -> busy[_pid] = false; goto over }
 	fi;
-#ifdef REPLAY
-	if
-	:: _pid == GIVER -> goto hands
-	:: _pid != GIVER
-	fi;
-#endif
+	IN_REPLAY(if :: _pid == GIVER -> goto hands :: else fi;)
 	write_and_end();
 over:	skip
 }
@@ -214,24 +203,14 @@ over:	skip
 #define RUNNING (key_left + since[0] + since[1] + since[2] + since[3] + left[0] + left[1] + left[2] + left[3] > 0)
 #define ANY_BUSY (busy[0] || busy[1] || busy[2] || busy[3])
 
-#ifdef REPLAY
-#define KEY_IS_OVER (holder != 0 && key_left == 0)
-#define BELIEF_IS_OVER(c) (believes[c] && left[c] == 0)
 #define ALL_NOTED (!KEY_IS_OVER && !(BELIEF_IS_OVER(0) || BELIEF_IS_OVER(1) || BELIEF_IS_OVER(2) || BELIEF_IS_OVER(3)))
-#else
-#define ALL_NOTED true
-#endif
 
 active proctype Time()
 {
 	byte c;
 end:	do
-#ifdef REPLAY
-	/* What ends in the same tick ends in the order of the trace. */
-	:: d_step { KEY_IS_OVER -> EVENT(EXPIRES, holder, 0) holder = 0 }
-	:: d_step { next_owner > 0 && BELIEF_IS_OVER(client_of(next_owner)) ->
-		believes[client_of(next_owner)] = false; EVENT(ENDS, next_owner, 0) }
-#endif
+	KEY_ENDS
+	BELIEF_ENDS
 	:: d_step { (REPLAYED || (RUNNING && (pauses > 0 || !ANY_BUSY))) && ALL_NOTED ->
 		pauses = pauses - (COUNTED && ANY_BUSY);
 		TICK

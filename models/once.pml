@@ -103,6 +103,7 @@ wait:	/* It may also give up, and may have lost its place before, because it mis
 			promise(together, COUNT(RUNS) <= 1);
 			IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, me, 1) }
 	:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto release }
+	IN_REPLAY(:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto over }) /* what is lost is not released */
 	:: atomic { crashes > 0 -> crashes--; busy[_pid] = false; left[_pid] = 0; goto over }
 	fi;
 	if

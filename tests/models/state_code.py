@@ -257,10 +257,14 @@ class Schedule:
             self.recorder.holds(process, lease)
             await self.hold(chance, process, lease)
             if process is self.crashing and chance.random() < 0.3:
-                self.world.call_in(0.0, crash, process, self.recorder)
+                self.world.call_in(0.0, self._crash, process, lease)
                 await sleep(1.0)
             with suppress(LockError):
                 await end()
+
+    def _crash(self, process: Process, lease: Lease) -> None:
+        if not lease._record.renewal.in_flight:  # which would come late
+            crash(process, self.recorder)
 
     async def begin(self, process: Process, client: Client, timeout: Seconds) -> tuple[Lease | None, End]:
         """Acquire a lease; return it, and what ends it."""

@@ -91,6 +91,8 @@ inline start(timer)
 #define EXPIRES 9
 #define CRASHED 10
 #define WRITTEN 11
+#define READS 12
+#define STOPS 13
 
 #ifdef REPLAY
 #define REPLAYED 1
@@ -103,6 +105,16 @@ inline start(timer)
 #define NEXT eval(next_owner)
 #define SET_NEXT owner = next_owner;
 #define TICK ticks++;
+#define IN_REPLAY(...) __VA_ARGS__
+/* What ends in the same tick ends in the order of the trace: as a step of its own, before the next tick. */
+#define KEY_IS_OVER (holder != 0 && key_left == 0)
+#define BELIEF_IS_OVER(c) (believes[c] && left[c] == 0)
+#define KEY_ENDS :: d_step { KEY_IS_OVER -> EVENT(EXPIRES, holder, 0) holder = 0 }
+#define BELIEF_ENDS \
+	:: d_step { next_owner > 0 && BELIEF_IS_OVER(client_of(next_owner)) -> \
+		believes[client_of(next_owner)] = false; EVENT(ENDS, next_owner, 0) }
+#define NEXT_TURN /* under a new owner, when it asks */ \
+	next_owner == (current[_pid] == 0 -> 1 + _pid : current[_pid] + CLIENTS) -> current[_pid] = next_owner;
 #define EVENT(kind, who, value) \
 	event = ((kind * 64 + (who)) * 64 + (value)) * 1024 + SHOWN; \
 	c_code { now.strayed = !is_next(now.position, now.event, now.ticks); now.position++; now.event = 0; \
@@ -133,6 +145,12 @@ never {
 #define NEXT owner
 #define SET_NEXT
 #define TICK
+#define IN_REPLAY(...)
+#define KEY_IS_OVER false
+#define BELIEF_IS_OVER(c) false
+#define KEY_ENDS
+#define BELIEF_ENDS
+#define NEXT_TURN
 #define EVENT(kind, who, value)
 #define EVENT_IF(fact, kind, who, value)
 #endif

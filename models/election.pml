@@ -5,7 +5,7 @@
  * an abstract lease; redis.pml and others check that. A leader acts from its grant until it has stopped, which takes up to
  * GRACE ticks after must_stop.
  *
- * Two candidates; the first campaigns twice, and renews twice; one of its answers is lost.
+ * Two candidates; the first campaigns twice, and renews twice; one renewal is lost, or its answer is.
  *
  * @promise acting    never do two leaders act, the time in which they stop included
  * @promise terms     the numbers of terms increase
@@ -40,12 +40,15 @@
 #include "common.h"
 
 #define NOBODY 0
+#define client_of(owner) ((owner - 1) % CLIENTS)
+#define SHOWN holder
 
 byte holder, key_left, last, newest_term;
 byte since[CLIENTS], left[CLIENTS], stopping[CLIENTS];
 bool acts[CLIENTS], told[CLIENTS], busy[CLIENTS];
 byte losses = LOSSES, crashes = CRASHES, pauses = PAUSES;
 bool acting = true, terms = true, final = true;
+IN_REPLAY(byte current[CLIENTS];)
 
 /* An interval ends just before its last tick: a leader that was told to stop has stopped when its grace is over. */
 #define ACTS(c) (acts[c] && !(told[c] && stopping[c] == 0))
@@ -55,39 +58,52 @@ bool acting = true, terms = true, final = true;
 #define STOP_LEFT GRACE
 #endif
 
-active [CLIENTS] proctype Candidate()
+inline renew()
+{
+	d_step {
+		yes = (holder == me);
+		if
+		:: yes -> key_left = TTL
+		:: else
+		fi;
+		EVENT(RENEWED, me, yes)
+	}
+}
+
+active [CLIENTS] proctype Candidate() MOVES(client_of(next_owner), left[_pid] > 0)
 {
 	byte me, turn, renewals, term;
 	bool yes;
 
-again:	atomic { turn++; me = 1 + _pid + CLIENTS * (turn - 1); renewals = 2 - _pid }
-wait:	atomic { holder == NOBODY -> busy[_pid] = true; start(since[_pid]) }
+again:	atomic { NEXT_TURN turn++; me = 1 + _pid + CLIENTS * (turn - 1); renewals = (REPLAYED -> 1 : 2 - _pid) }
+wait:	IN_REPLAY(if :: atomic { EVENT(ABANDONED, me, 0) goto again } :: true fi;) /* it gives up */
+	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
 	if
 	:: d_step { holder == NOBODY ->
 			holder = me; key_left = TTL; last++; term = last;
 #ifdef TERM_REUSED
 			term = 1;
 #endif
-			promise(terms, term > newest_term); newest_term = term }
-	:: atomic { holder != NOBODY -> busy[_pid] = false; since[_pid] = 0; goto wait }
+			promise(terms, term > newest_term); newest_term = term; EVENT(ACQUIRED, me, term) }
+	/* It may also be offered to somebody else. */
+	:: atomic { holder != NOBODY || REPLAYED -> busy[_pid] = false; since[_pid] = 0; EVENT(ACQUIRED, me, 0) goto wait }
 	fi;
 	if
 	:: d_step { since[_pid] > STOP_LEFT ->
 			left[_pid] = since[_pid]; since[_pid] = 0; busy[_pid] = false; acts[_pid] = true;
-			promise(acting, COUNT(ACTS) <= 1) }
-	:: atomic { since[_pid] <= STOP_LEFT -> since[_pid] = 0; busy[_pid] = false; goto resign }
+			promise(acting, COUNT(ACTS) <= 1);
+			EVENT(HOLDS, me, 1) }
+	:: atomic { since[_pid] <= STOP_LEFT || REPLAYED /* or its caller's time is over */ ->
+			since[_pid] = 0; busy[_pid] = false; goto resign }
 	fi;
 
 	do
-	:: d_step { acts[_pid] && renewals > 0 && since[_pid] == 0 && left[_pid] > 0 -> renewals-- };
-		start(since[_pid]);
+	:: d_step { acts[_pid] && renewals > 0 && since[_pid] == 0 && left[_pid] > 0 -> renewals = renewals - COUNTED };
+		atomic { start(since[_pid]); EVENT(RENEWS, me, 0) }
 		if
-		:: d_step { yes = (holder == me);
-				if
-				:: yes -> key_left = TTL
-				:: else
-				fi }
-		:: atomic { losses > 0 -> losses--; yes = false }
+		:: renew()
+		:: atomic { losses > 0 -> losses = losses - COUNTED; yes = false }
+		:: atomic { losses > 0 -> losses = losses - COUNTED; renew(); yes = false } /* its answer is lost */
 		fi;
 		d_step {
 			if
@@ -98,19 +114,24 @@ wait:	atomic { holder == NOBODY -> busy[_pid] = true; start(since[_pid]) }
 			:: else
 			fi;
 			since[_pid] = 0; yes = false }
+#ifdef REPLAY
+	:: !acts[_pid] -> break /* `Time` has noted it, perhaps while a renewal was under way */
+#else
 	/* must_stop: `Time` has told it. It takes up to its grace to stop. */
 	:: atomic { told[_pid] -> acts[_pid] = false; break }
 	/* Its work has ended by itself. */
 	:: atomic { left[_pid] > 0 -> acts[_pid] = false; break }
+#endif
 	/* Crashed: it acts no more. */
-	:: atomic { crashes > 0 -> crashes--; acts[_pid] = false; told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0; goto over }
+	:: atomic { crashes > 0 -> crashes--; acts[_pid] = false; told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0;
+			EVENT(CRASHED, 1 + _pid, 0) goto over }
 	od;
 
 resign:	atomic { told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0; since[_pid] = 0 }
 #ifndef RESIGN_WITHOUT_RELEASE
 	d_step {
 		if
-		:: holder == me -> holder = NOBODY; key_left = 0
+		:: holder == me -> holder = NOBODY; key_left = 0; EVENT(RELEASED, me, 0)
 		:: else
 		fi
 	};
@@ -123,7 +144,7 @@ resign:	atomic { told[_pid] = false; stopping[_pid] = 0; left[_pid] = 0; since[_
 	};
 #endif
 	if
-	:: turn == 1 && _pid == 0 -> goto again
+	:: (turn == 1 && _pid == 0) || REPLAYED -> goto again
 	:: else
 	fi;
 over:	skip
@@ -132,15 +153,25 @@ over:	skip
 #define RUNS(c) (since[c] > 0 || left[c] > 0)
 #define BUSY(c) (busy[c])
 #define MUST_STOP_NOW(c) (told[c] && stopping[c] == 0)
+#define IS_TO_BE_TOLD(c) (acts[c] && !told[c] && left[c] <= STOP_LEFT)
 
 active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { (key_left > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(BUSY)) && !ANY(MUST_STOP_NOW) ->
-		pauses = pauses - ANY(BUSY);
+	KEY_ENDS
+#ifdef REPLAY
+	:: d_step { next_owner > 0 && IS_TO_BE_TOLD(client_of(next_owner)) -> c = client_of(next_owner);
+		told[c] = true; stopping[c] = GRACE; EVENT(STOPS, current[c], 0) c = 0 }
+	:: d_step { next_owner > 0 && acts[client_of(next_owner)] -> c = client_of(next_owner);
+		acts[c] = false; told[c] = false; left[c] = 0; EVENT(ENDS, current[c], 0) c = 0 }
+#endif
+	:: d_step { (REPLAYED || ((key_left > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(BUSY)))) && !ANY(MUST_STOP_NOW) &&
+			!KEY_IS_OVER && (COUNTED || !ANY(IS_TO_BE_TOLD)) ->
+		pauses = pauses - (COUNTED && ANY(BUSY));
+		TICK
 		if
-		:: key_left == 1 -> holder = NOBODY
+		:: COUNTED && key_left == 1 -> holder = NOBODY
 		:: else
 		fi;
 		take_one(key_left);
@@ -150,7 +181,7 @@ end:	do
 #ifdef STOP_BY_RENEWALS
 			:: acts[c] && !told[c] && left[c] == 0 && holder != NOBODY -> told[c] = true; stopping[c] = GRACE
 #else
-			:: acts[c] && !told[c] && left[c] <= STOP_LEFT -> told[c] = true; stopping[c] = GRACE
+			:: COUNTED && acts[c] && !told[c] && left[c] <= STOP_LEFT -> told[c] = true; stopping[c] = GRACE
 #endif
 			:: else
 			fi

@@ -5,7 +5,7 @@
  * read_note.lua): the note is written only by the present holder. The lease is abstract; redis.pml and others check it.
  * A key that is done is read without the lock.
  *
- * Three attempts; one of them may crash, anywhere, and one may be paused, anywhere, so that it loses its lease.
+ * Three attempts, whose work may fail; one of them may crash, and one may be paused, anywhere, so that it loses its lease.
  *
  * @promise recorded  at most one run is recorded as done
  * @promise repeats   no run begins after one was recorded
@@ -34,6 +34,8 @@
 #include "common.h"
 
 #define NOBODY 0
+#define client_of(owner) ((owner - 1) % CLIENTS)
+#define SHOWN (holder * 2 + done)
 
 byte holder, key_left, notes;
 bool done;
@@ -41,6 +43,8 @@ byte left[CLIENTS], since[CLIENTS];
 bool running[CLIENTS], busy[CLIENTS];
 byte crashes = CRASHES, pauses = PAUSES;
 bool recorded = true, repeats = true, by_holder = true, together = true;
+
+IN_REPLAY(byte current[CLIENTS], last; bool believes[CLIENTS];) /* until its end has been noted */
 
 #define RUNS(c) (running[c] && left[c] > 0)
 
@@ -54,63 +58,77 @@ inline write_note()
 #endif
 		promise(by_holder, holder == me);
 		notes++; done = true;
-		promise(recorded, notes <= 1)
-	:: else
+		promise(recorded, notes <= 1);
+		EVENT(WRITTEN, me, 1)
+	:: else -> EVENT(WRITTEN, me, 0) skip
 	fi
 }
 
-active [CLIENTS] proctype Attempt()
+active [CLIENTS] proctype Attempt() MOVES(client_of(next_owner), false)
 {
 	byte me = _pid + 1;
 
-	if
-	:: done -> goto over
-	:: !done
+again:	if
+	:: atomic { done -> EVENT(READS, 1 + _pid, 1) goto over }
+	:: atomic { !done; EVENT(READS, 1 + _pid, 0) }
 	fi;
-wait:	atomic { holder == NOBODY -> busy[_pid] = true; start(since[_pid]) }
+	IN_REPLAY(asks: atomic { NEXT_TURN me = current[_pid] })
+wait:	/* It may also give up, and may have lost its place before, because it missed its offer. */
+	IN_REPLAY(if :: atomic { EVENT(ABANDONED, me, 0) goto over } :: goto over :: true fi;)
+	atomic { holder == NOBODY || REPLAYED -> busy[_pid] = true; start(since[_pid]); EVENT(ASKS, me, 0) }
 	if
 #ifdef LOCK_WITHOUT_TTL
 	:: d_step { holder == NOBODY -> holder = me }
 #else
-	:: d_step { holder == NOBODY -> holder = me; key_left = TTL }
+	:: d_step { holder == NOBODY -> holder = me; key_left = TTL; IN_REPLAY(last++;) EVENT(ACQUIRED, me, last) }
 #endif
-	:: atomic { holder != NOBODY -> busy[_pid] = false; since[_pid] = 0; goto wait }
+	/* It may also be offered to somebody else. */
+	:: atomic { holder != NOBODY || REPLAYED -> busy[_pid] = false; since[_pid] = 0; EVENT(ACQUIRED, me, 0) goto wait }
 	fi;
 	if
 	:: atomic { since[_pid] > 0 -> left[_pid] = since[_pid]; since[_pid] = 0 }
-	:: atomic { since[_pid] == 0 -> busy[_pid] = false; goto release }
+	:: atomic { since[_pid] == 0 || REPLAYED /* or its caller's time is over */ ->
+			since[_pid] = 0; busy[_pid] = false; goto release }
 	fi;
 #ifndef NO_SECOND_LOOK
 	if
-	:: atomic { done -> busy[_pid] = false; goto release }
-	:: !done
+	:: atomic { done -> busy[_pid] = false; EVENT(READS, 1 + _pid, 1) goto release }
+	:: atomic { !done; EVENT(READS, 1 + _pid, 0) }
 	fi;
 #endif
 	if
 	/* The lease is looked at before the work; work that has begun goes on while it is paused. */
 	:: d_step { left[_pid] > 0 -> running[_pid] = true; busy[_pid] = false;
 			promise(repeats, !done);
-			promise(together, COUNT(RUNS) <= 1) }
+			promise(together, COUNT(RUNS) <= 1);
+			IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, me, 1) }
 	:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto release }
+	IN_REPLAY(:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto over }) /* what is lost is not released */
 	:: atomic { crashes > 0 -> crashes--; busy[_pid] = false; left[_pid] = 0; goto over }
 	fi;
 	if
-	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; goto over }
+	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0;
+			IN_REPLAY(believes[_pid] = false;) EVENT(CRASHED, 1 + _pid, 0) goto over }
 #ifdef RELEASE_BEFORE_NOTE
 	:: d_step { holder == me -> holder = NOBODY; key_left = 0 }; d_step { notes++; done = true; promise(recorded, notes <= 1) }
 #else
 	:: d_step { write_note() }
+	:: true /* the work ends in an error */
 #endif
 	fi;
 
-release: atomic { running[_pid] = false; left[_pid] = 0 }
+release: atomic {
+		EVENT_IF(believes[_pid], ENDS, me, 0) IN_REPLAY(believes[_pid] = false;)
+		running[_pid] = false; left[_pid] = 0
+	}
 	d_step {
 		if
-		:: holder == me -> holder = NOBODY; key_left = 0
+		:: holder == me -> holder = NOBODY; key_left = 0; EVENT(RELEASED, me, 0)
 		:: else
 		fi
 	};
-over:	skip
+over:	IN_REPLAY(if :: goto again :: goto asks fi;) /* at once, if its answer came too late */
+	skip
 }
 
 #define TIMED(c) (since[c] > 0 || left[c] > 0)
@@ -120,10 +138,14 @@ active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { (key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)) ->
-		pauses = pauses - ANY(ACTS);
+	KEY_ENDS
+	BELIEF_ENDS
+	:: d_step { (REPLAYED || ((key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)))) &&
+			!KEY_IS_OVER && !ANY(BELIEF_IS_OVER) ->
+		pauses = pauses - (COUNTED && ANY(ACTS));
+		TICK
 		if
-		:: key_left == 1 -> holder = NOBODY
+		:: COUNTED && key_left == 1 -> holder = NOBODY
 		:: else
 		fi;
 		take_one(key_left);

@@ -41,7 +41,11 @@
  */
 #include "common.h"
 
+#define client_of(owner) ((owner - 1) % CLIENTS)
 #define NO_SLOT 9
+#define SLOTS (WRITER < CLIENTS -> 0 : (slot[0] & 1) + 2 * (slot[1] & 1) + 4 * (slot[2] & 1))
+#define HEAD (queue?[0] -> 1 : (queue?[1] -> 2 : (queue?[2] -> 3 : 0)))
+#define SHOWN ((((share[0] + 2 * share[1] + 4 * share[2]) * 8 + SLOTS) * 4 + len(queue)) * 4 + HEAD)
 
 byte share_left[CLIENTS], slot[CLIENTS];
 bool share[CLIENTS], queued[CLIENTS], busy[CLIENTS];
@@ -50,6 +54,7 @@ byte since[CLIENTS], left[CLIENTS];
 byte last, newest_token, write_mark, read_mark;
 byte crashes = CRASHES, pauses = PAUSES;
 bool exclusion = true, fifo = true, tokens = true, stale = true, readers = true;
+IN_REPLAY(byte current[CLIENTS], newest_held; bool believes[CLIENTS];) /* until its end has been noted */
 
 #define writes(c) (c == WRITER)
 #define BELIEVES(c) (left[c] > 0)
@@ -74,14 +79,25 @@ inline fits()
 #endif
 }
 
+/* Not if a writer is before it in the queue, or if it does not fit together with all who are. */
+inline is_next()
+{
+	for (i : 1 .. len(queue)) {
+		queue?who; queue!who;
+		found = (found || who == _pid); ahead = ahead + !found;
+		blocked = (blocked || (!found && writes(who)))
+	}
+	first = (!blocked && (ahead == 0 || (WRITER < CLIENTS -> !writes(_pid) : COUNT(HELD) + ahead < LIMIT)));
+	i = 0; who = 0; ahead = 0; found = false; blocked = false
+}
+
 inline take()
 {
 	if
 	:: queued[_pid] -> queue??eval(_pid); queued[_pid] = false
 	:: else
 	fi;
-	/* Those before it in the queue that this one may not overtake. */
-	promise(fifo, writes(_pid) || !WRITER_WAITS || first);
+	promise(fifo, first);
 	slot[_pid] = 0;
 #ifdef SLOT_BY_COUNT
 	slot[_pid] = COUNT(HELD);
@@ -99,35 +115,36 @@ inline take()
 	promise(tokens, token > newest_token); newest_token = token
 }
 
-active [CLIENTS] proctype Client()
+active [CLIENTS] proctype Client() MOVES(client_of(next_owner), false)
 {
-	byte token, turns = (_pid == 0 -> 2 : 1);
-	bool can, first, accepted;
+	byte token, i, who, ahead, turns = (_pid == 0 -> 2 : 1);
+	bool can, first, accepted, found, blocked;
 
-again:	turns--;
-try:	atomic { busy[_pid] = true; start(since[_pid]) }
+again:	atomic { turns = turns - COUNTED; NEXT_TURN }
+try:	atomic { busy[_pid] = true; start(since[_pid]);
+		IN_REPLAY(LOOK_AHEAD(HOLDS, current[_pid]) since[_pid] = (comes -> since[_pid] : 0);) /* else it is never compared */
+		EVENT(ASKS, current[_pid], 0) }
 	d_step {
 		fits();
-		first = (len(queue) == 0 || (queued[_pid] && queue?[eval(_pid)]));
-		/* A reader or permit fits together with all before it. */
-		first = first || (queued[_pid] && !writes(_pid) && !WRITER_WAITS);
+		is_next();
 #ifdef READER_OVERTAKES
-		first = (first || !writes(_pid));
-#endif
+		can = (can && (first || !writes(_pid)));
+#else
 		can = (can && first);
-#ifdef READER_OVERTAKES
-		first = false;
 #endif
 		if
 		:: can -> take()
 		:: !can && !queued[_pid] -> queue!_pid; queued[_pid] = true
 		:: else
-		fi
+		fi;
+		EVENT(ACQUIRED, current[_pid], (can -> token : 0))
 	}
 	if
 	:: d_step { can && since[_pid] > 0 ->
 			left[_pid] = since[_pid]; since[_pid] = 0; busy[_pid] = false;
-			promise(exclusion, !EXCLUDED && COUNT(BELIEVES) <= LIMIT && !ANY_SAME_SLOT) }
+			promise(exclusion, !EXCLUDED && COUNT(BELIEVES) <= LIMIT && !ANY_SAME_SLOT);
+			IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, current[_pid], token > newest_held)
+			IN_REPLAY(newest_held = max(newest_held, token)) }
 	:: can && since[_pid] == 0 -> goto release
 	:: atomic { !can -> since[_pid] = 0; busy[_pid] = false; goto wait }
 	fi;
@@ -141,20 +158,30 @@ try:	atomic { busy[_pid] = true; start(since[_pid]) }
 #endif
 			promise(readers, accepted || left[_pid] == 0);
 			promise(stale, !accepted || (token >= write_mark && token > read_mark));
-			write_mark = (accepted -> token : write_mark) }
+			write_mark = (accepted -> token : write_mark);
+			EVENT(WRITTEN, current[_pid], accepted) }
 	:: d_step { !writes(_pid) ->
 			accepted = (token >= write_mark);
 #ifdef ONE_MARK
 			accepted = (token >= write_mark && token >= read_mark);
 #endif
 			promise(readers, accepted || left[_pid] == 0);
-			read_mark = (accepted && token > read_mark -> token : read_mark) }
+			read_mark = (accepted && token > read_mark -> token : read_mark);
+			EVENT(WRITTEN, current[_pid], accepted) }
 	:: true
-	:: atomic { crashes > 0 -> crashes--; left[_pid] = 0; goto over }
+	:: atomic { crashes > 0 -> crashes--; left[_pid] = 0;
+			IN_REPLAY(believes[_pid] = false;) EVENT(CRASHED, 1 + _pid, 0) goto over }
 	fi;
 
-release: atomic {
+release:
+	IN_REPLAY(if
+	:: d_step { believes[_pid] -> believes[_pid] = false; left[_pid] = 0; EVENT(ENDS, current[_pid], 0) }
+	:: else
+	fi;)
+	atomic {
+		can = share[_pid];
 		left[_pid] = 0; since[_pid] = 0; busy[_pid] = false; share[_pid] = false; share_left[_pid] = 0; slot[_pid] = 0;
+		EVENT_IF(can, RELEASED, current[_pid], 0)
 		token = 0; can = false; accepted = false; first = false
 	}
 	if
@@ -164,6 +191,8 @@ release: atomic {
 
 	/* Woken when it may get in. */
 wait:	if
+	IN_REPLAY(:: goto try
+	:: d_step { queue??eval(_pid); queued[_pid] = false; EVENT(ABANDONED, current[_pid], 0) } -> goto again)
 	:: queue?[eval(_pid)] && (COUNT(HELD) == 0 || FREE_BESIDE) -> goto try
 	:: FREE_BESIDE && !WRITER_WAITS -> goto try
 	/* Its channel is gone, and so is its place. */
@@ -174,17 +203,24 @@ over:	skip
 
 #define RUNS(c) (since[c] > 0 || left[c] > 0 || share_left[c] > 0)
 #define ACTS(c) (busy[c])
+#define SHARE_IS_OVER(c) (REPLAYED && share[c] && share_left[c] == 0)
 
 active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { ANY(RUNS) && (pauses > 0 || !ANY(ACTS)) ->
-		pauses = pauses - ANY(ACTS);
+	BELIEF_ENDS
+#ifdef REPLAY
+	:: d_step { next_owner > 0 && SHARE_IS_OVER(client_of(next_owner)) -> c = client_of(next_owner);
+		EVENT(EXPIRES, current[c], 0) share[c] = false; slot[c] = 0; c = 0 }
+#endif
+	:: d_step { (REPLAYED || (ANY(RUNS) && (pauses > 0 || !ANY(ACTS)))) && !ANY(SHARE_IS_OVER) && !ANY(BELIEF_IS_OVER) ->
+		pauses = pauses - (COUNTED && ANY(ACTS));
+		TICK
 		for (c : 0 .. CLIENTS - 1) {
 			if
 #ifndef SHARES_WITHOUT_END
-			:: share_left[c] == 1 -> share[c] = false; slot[c] = 0
+			:: COUNTED && share_left[c] == 1 -> share[c] = false; slot[c] = 0
 #endif
 			:: else
 			fi;

@@ -37,21 +37,25 @@
 #define TAKER 1   /* and 2 */
 #define WAITER 3
 #define owner_of(client) (client + 1)
+#define client_of(owner) (owner - 1)
+#define SHOWN holder
 #define BELIEVERS ((left[0] > 0) + (left[1] > 0) + (left[2] > 0) + (left[3] > 0))
 
-byte holder = 1, key_left, last = 1;
+byte holder = COUNTED, key_left, last = COUNTED; /* replayed, the giver acquires it */
 byte since[CLIENTS], left[CLIENTS], token_of[CLIENTS];
 bool busy[CLIENTS];
 bool handed;
 byte losses = LOSSES, pauses = PAUSES;
-byte taken, newest_token = 1, mark;
+byte taken, newest_token = COUNTED, mark;
 byte grants = 1, grant_of[CLIENTS], mark_grant;
 bool exclusion = true, tokens = true, once = true, stale = true;
+IN_REPLAY(bool believes[CLIENTS];) /* until its end has been noted */
 
 inline believe()
 {
 	left[_pid] = since[_pid]; since[_pid] = 0; busy[_pid] = false;
-	promise(exclusion, BELIEVERS <= 1)
+	promise(exclusion, BELIEVERS <= 1);
+	IN_REPLAY(believes[_pid] = true;) EVENT(HOLDS, owner_of(_pid), 1)
 }
 
 inline granted_token()
@@ -79,16 +83,28 @@ inline write_and_end()
 		token_of[_pid] >= mark ->
 #endif
 		promise(stale, grant_of[_pid] >= mark_grant);
-		mark = token_of[_pid]; mark_grant = grant_of[_pid] }
+		mark = token_of[_pid]; mark_grant = grant_of[_pid]; EVENT(WRITTEN, owner_of(_pid), 1) }
 	:: true
+#ifdef REPLAY
+	:: d_step { token_of[_pid] < mark -> EVENT(WRITTEN, owner_of(_pid), 0) }
+	fi;
+	if
+	:: d_step { believes[_pid] -> believes[_pid] = false; left[_pid] = 0; EVENT(ENDS, owner_of(_pid), 0) };
+		if
+		:: d_step { holder == owner_of(_pid) -> holder = 0; key_left = 0; EVENT(RELEASED, owner_of(_pid), 0) }
+		:: holder != owner_of(_pid)
+		fi
+	:: !believes[_pid]
+#else
 	fi;
 	if
 	:: d_step { left[_pid] > 0 && holder == owner_of(_pid) -> left[_pid] = 0; holder = 0; key_left = 0 }
 	:: left[_pid] == 0
+#endif
 	fi
 }
 
-active [CLIENTS] proctype Client()
+active [CLIENTS] proctype Client() MOVES(client_of(next_owner), false)
 {
 	bool yes, repeated;
 
@@ -99,10 +115,21 @@ active [CLIENTS] proctype Client()
 	fi;
 
 	/* It held the lock when all began; lease.ticket() renews once, and sends the ticket. */
-giver:	atomic { token_of[GIVER] = 1; grant_of[GIVER] = 1; key_left = TTL; start(left[GIVER]) }
+giver:
+#ifdef REPLAY
+	goto waiter;
+hands:	if
+	/* Its answer comes later. */
+	:: d_step { holder == owner_of(GIVER) -> key_left = TTL; EVENT(RENEWED, owner_of(GIVER), 1) }
+	:: !believes[GIVER] -> goto lasts
+	fi;
+#else
+	atomic { token_of[GIVER] = 1; grant_of[GIVER] = 1; key_left = TTL; start(left[GIVER]) }
+#endif
 	if
 	:: d_step { holder == owner_of(GIVER) && left[GIVER] > 0 ->
-			key_left = TTL; handed = true;
+			key_left = (REPLAYED -> key_left : TTL); handed = true;
+			IN_REPLAY(believes[GIVER] = false;) EVENT(ENDS, owner_of(GIVER), 0)
 #ifdef TICKET_WITHOUT_END
 			key_left = 0;
 #endif
@@ -112,7 +139,7 @@ giver:	atomic { token_of[GIVER] = 1; grant_of[GIVER] = 1; key_left = TTL; start(
 		}
 	:: left[GIVER] == 0
 	fi;
-	write_and_end();
+lasts:	write_and_end();
 	goto over;
 
 taker:	if
@@ -120,7 +147,7 @@ taker:	if
 	:: !handed && left[GIVER] == 0 && token_of[GIVER] > 0 -> goto over /* no ticket */
 	:: true -> goto over                                               /* the ticket never arrives */
 	fi;
-	atomic { busy[_pid] = true; start(since[_pid]) }
+	atomic { busy[_pid] = true; start(since[_pid]); EVENT(ASKS, owner_of(_pid), 0) }
 again:	if
 	:: d_step {
 		yes = (holder == owner_of(GIVER) || holder == owner_of(_pid));
@@ -136,18 +163,19 @@ again:	if
 #endif
 			promise(once, taken <= 1)
 		:: else
-		fi }
-	:: atomic { losses > 0 -> losses--; goto lost }
+		fi;
+		EVENT(ACQUIRED, owner_of(_pid), (yes -> token_of[_pid] : 0)) }
+	:: atomic { losses > 0 -> losses = losses - COUNTED; goto lost }
 	fi;
 	if
 	:: d_step { yes && since[_pid] > 0 -> believe() }
 	:: d_step { !yes || since[_pid] == 0 -> busy[_pid] = false; since[_pid] = 0 } -> goto over
-	:: atomic { losses > 0 -> losses--; goto lost }
+	:: atomic { losses > 0 -> losses = losses - COUNTED; goto lost }
 	fi;
 	write_and_end();
 	goto over;
 lost:	if
-	:: atomic { !repeated -> repeated = true;
+	:: atomic { !repeated || REPLAYED -> repeated = true;
 #ifdef DEADLINE_FROM_REPEAT
 			start(since[_pid]);
 #endif
@@ -156,16 +184,18 @@ lost:	if
 	fi;
 
 waiter:	busy[_pid] = false;
-	holder == 0; /* woken, or the ttl is over */
-	atomic { busy[_pid] = true; start(since[_pid]) }
+	holder == 0 || REPLAYED; /* woken, or the ttl is over */
+	atomic { busy[_pid] = true; start(since[_pid]); EVENT(ASKS, owner_of(_pid), 0) }
 	if
-	:: d_step { holder == 0 -> granted_token(); holder = owner_of(_pid); key_left = TTL }
-	:: atomic { holder != 0 -> since[_pid] = 0; goto waiter }
+	:: d_step { holder == 0 ->
+			granted_token(); holder = owner_of(_pid); key_left = TTL; EVENT(ACQUIRED, owner_of(_pid), last) }
+	:: atomic { holder != 0 -> since[_pid] = 0; EVENT(ACQUIRED, owner_of(_pid), 0) goto waiter }
 	fi;
 	if
 	:: d_step { since[_pid] > 0 -> believe() }
 	:: atomic { since[_pid] == 0 -> busy[_pid] = false; goto over }
 	fi;
+	IN_REPLAY(if :: _pid == GIVER -> goto hands :: else fi;)
 	write_and_end();
 over:	skip
 }
@@ -173,14 +203,19 @@ over:	skip
 #define RUNNING (key_left + since[0] + since[1] + since[2] + since[3] + left[0] + left[1] + left[2] + left[3] > 0)
 #define ANY_BUSY (busy[0] || busy[1] || busy[2] || busy[3])
 
+#define ALL_NOTED (!KEY_IS_OVER && !(BELIEF_IS_OVER(0) || BELIEF_IS_OVER(1) || BELIEF_IS_OVER(2) || BELIEF_IS_OVER(3)))
+
 active proctype Time()
 {
 	byte c;
 end:	do
-	:: d_step { RUNNING && (pauses > 0 || !ANY_BUSY) ->
-		pauses = pauses - ANY_BUSY;
+	KEY_ENDS
+	BELIEF_ENDS
+	:: d_step { (REPLAYED || (RUNNING && (pauses > 0 || !ANY_BUSY))) && ALL_NOTED ->
+		pauses = pauses - (COUNTED && ANY_BUSY);
+		TICK
 		if
-		:: key_left == 1 -> holder = 0
+		:: COUNTED && key_left == 1 -> holder = 0
 		:: else
 		fi;
 		take_one(key_left);

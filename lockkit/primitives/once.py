@@ -8,10 +8,10 @@ renewed: a slow first run is not overtaken, and a crashed one runs again after i
 ::
 
     read the note ── done? ──> the stored result                 one round trip, no lock
-         │
-         └──> acquire, waiting for a run under way ──> read the note again ── done? ──> release, the stored result
-                                                            │
-                                                            └──> run ──> write the note ──> release
+      ^  │
+      │  └──> acquire, waiting for a run under way ──> read the note again ── done? ──> release, the stored result
+      │                                                     │
+      └──────────────── lease lost meanwhile? ──────────────┴──> run ──> write the note ──> release
 
 What it cannot promise: a crash after the work and before the note runs the work again. So give `Attempt.key`, the same
 for all attempts, to whatever does the work, if that can recognise repeats itself.
@@ -154,6 +154,8 @@ class Once:
 
     async def begin(self) -> Attempt:
         """Find out whether the key is done; if it is not, hold it."""
+        runtime, timeout = self.engine.runtime, self.lock.timeout
+        began = runtime.now()
         _, done = await self._read()
         if done is not None:
             return self._repeat(done)
@@ -165,10 +167,14 @@ class Once:
         except BaseException as error:
             await attempt.leave(error)
             raise
-        if done is None:
+        if done is None and lease.held:
             return attempt
         await attempt.give_back()
-        return self._repeat(done)
+        if done is not None:
+            return self._repeat(done)
+        # The lease ended before this process got the answer (it was stopped): meanwhile another run may have completed.
+        left = None if timeout is None else max(0.0, began + timeout - runtime.now())
+        return await replace(self, lock=replace(self.lock, timeout=left)).begin()
 
     async def _read(self) -> tuple[Note | None, OnceDone | None]:
         """Read the note on the key; and what it says, if that is a completion."""

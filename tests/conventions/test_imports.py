@@ -120,39 +120,6 @@ def test_backend_needs_no_driver_of_another_one(scheme: str) -> None:
     assert any(name.startswith("lockkit.backends.") for name in state["modules"])
 
 
-IMPORT_EACH = """
-import gc, importlib, json, os, sys
-
-drivers = ("grpc.aio", "kazoo.client", "obstore.store", "psycopg", "pytest", "redis", "rich")
-drivers += ("sqlalchemy.ext.asyncio", "typer")
-for driver in (*drivers, "multiprocessing", "secrets", "statistics"):
-    importlib.import_module(driver)  # once, and not in each process; they say nothing of lockkit's order
-assert not any(name.partition(".")[0] == "lockkit" for name in sys.modules)
-gc.freeze()
-gc.disable()  # else each process goes through all that the drivers have made
-failed = []
-for name in sys.argv[1:]:
-    child = os.fork()
-    if not child:
-        importlib.import_module(name)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] != 0:
-        failed.append(name)
-print(json.dumps(failed))
-"""
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_each_module_can_be_imported_first(part: int) -> None:
-    """No module relies on another one having been imported before: each is the first one of a process of its own."""
-    names = [name for name in MODULES if ".testing.conformance" not in name and not name.endswith("__main__")]
-
-    command = [sys.executable, "-c", IMPORT_EACH, *names[part::4]]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=110, text=True)
-
-    assert json.loads(done.stdout) == [], done.stderr
-
-
 def test_core_takes_time_and_chance_from_the_runtime() -> None:
     """Core modules import neither clocks nor threads nor an event loop, not even inside functions."""
     roots = {(name, full.partition(".")[0]) for name in CORE for full in imported(MODULES[name], also_later=True)}

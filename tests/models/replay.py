@@ -73,7 +73,7 @@ class Recorder:
         self._owners: dict[str, int] = {}
         self._turns = dict.fromkeys(self._clients, 0)
         self._believed: dict[LeaseRecord, tuple[Process, str, float]] = {}
-        self._tokens: list[int] = []
+        self._tokens: set[int] = set()
         self._newest = 0
 
     def asks(self, process: Process, owner: str) -> None:
@@ -88,15 +88,24 @@ class Recorder:
         """Give the number of an owner in the model; 0 of nobody."""
         return self._owners[owner] if owner else 0
 
+    def client(self, owner: str) -> int:
+        """Give the number of the client of an owner."""
+        return (self._owners[owner] - 1) % len(self._clients)
+
     def token(self, token: int) -> int:
         """Give the rank of a token among those that were granted: tokens that increase have ranks that do."""
-        self._tokens.append(token)
+        self._tokens.add(token)
         return sorted(self._tokens).index(token) + 1
 
     def add(self, kind: str, owner: str, value: int = 0) -> None:
         """Note an event."""
         self.look()
         self._write(self._world.now, kind, self.number(owner), value)
+
+    def does(self, process: Process, kind: str, value: int) -> None:
+        """Note an event of a client that has no owner yet."""
+        self.look()
+        self._write(self._world.now, kind, 1 + self._clients[process.name], value)
 
     def holds(self, process: Process, lease: Lease) -> None:
         """Note that a client begins to believe in a lease."""
@@ -108,7 +117,7 @@ class Recorder:
         """Note that a client ends."""
         self.look()
         self._believed = {record: one for record, one in self._believed.items() if one[0] is not process}
-        self._write(self._world.now, "CRASHED", 1 + self._clients[process.name], 0)
+        self.does(process, "CRASHED", 0)
 
     def look(self) -> None:
         """Note what has ended since, and what clients did to their leases in this step. Call it after each step."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockkit.aio import Client
 from lockkit.errors import LockError
 from lockkit_tools.simulation import Conditions, Network, Node, Process, SimulatedRuntime, World
 from tests.models.replay import Recorder
+
+Use = Callable[[random.Random, Process, Client], Coroutine[None, None, None]]
+"""What one client does."""
 
 TTL = 20.0
 """Seconds, and ticks: margins of clocks (0.2 s) are less than one."""
@@ -26,6 +29,8 @@ class Plan:
     timeouts: tuple[float, ...] = (0.0, 5.0, 3 * TTL)
     renews: bool = True
     crashes: bool = True
+    faults: bool = True  # of processes and of the network
+    use: Use | None = None  # if not `_use`
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -47,16 +52,18 @@ class Plan:
 
 
 def run(
-    plan: Plan, clients: Mapping[Process, Client], recorder: Recorder, network: Network, nodes: Sequence[Node]
+    plan: Plan, clients: Mapping[Process, Client], recorder: Recorder, network: Network, nodes: Sequence[Node] = ()
 ) -> None:
     """Let it happen."""
     world, processes = network.world, list(clients)
     for process, client in clients.items():
         process.probe = recorder.look
-        process.start(_use(world.chance(process.name), process, client, recorder, plan), "use")
-        for _ in range(plan.chance.choice((0, 0, 1, 2))):
+        chance = world.chance(process.name)
+        using = _use(chance, process, client, recorder, plan) if plan.use is None else plan.use(chance, process, client)
+        process.start(using, "use")
+        for _ in range(plan.chance.choice((0, 0, 1, 2)) if plan.faults else 0):
             at, lasts = plan.chance.uniform(0.0, plan.seconds), plan.chance.uniform(0.5, 1.5 * TTL)
-            if plan.chance.random() < 0.5:
+            if plan.chance.random() < 0.5 or not nodes:
                 world.call_at(at, process.pause)
                 world.call_at(at + lasts, process.resume)
             else:
@@ -65,7 +72,7 @@ def run(
                 world.call_at(at + lasts, network.heal, process, node)
     if plan.crashes and plan.chance.random() < 0.3:
         process = plan.chance.choice(processes)
-        world.call_at(plan.chance.uniform(0.0, plan.seconds), _crash, process, recorder)
+        world.call_at(plan.chance.uniform(0.0, plan.seconds), crash, process, recorder)
     world.run(until=plan.seconds)
     recorder.look()
     problems = [f"{task.name}: {error!r}" for task, error in world.failures]
@@ -73,7 +80,8 @@ def run(
     assert not problems, problems
 
 
-def _crash(process: Process, recorder: Recorder) -> None:
+def crash(process: Process, recorder: Recorder) -> None:
+    """Crash a client."""
     recorder.crashes(process)
     process.crash()
 

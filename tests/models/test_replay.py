@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from lockkit.backend import Grant, Note
 from lockkit.backends.redis.keys import Command
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.nodes import Answer
 from lockkit.backends.redlock.votes import Attempts
 from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.leases import Leases
+from lockkit.engine.lookup import Notes
+from lockkit.engine.ticket import Taking
+from lockkit.fencing import TokenGuard
+from lockkit.lease import BaseLease
+from lockkit.primitives.election import Tenure
 from lockkit_tools.servers import require
+from lockkit_tools.simulation.claims import ProcessClaim
 from tests.models.redis_code import SteppedRedis
 from tests.models.redlock_code import NotingNode
 from tests.models.replay import Follower
 from tests.models.replays import REPLAYS, replay
+from tests.models.state_code import State
 from tests.simulation.support import known_first
 from tests.simulation.test_mutants import believe_from_the_answer
 
@@ -95,6 +104,82 @@ def use_value_again(
     real(self, value, unused=True)
 
 
+class ReaderBesideWriter(State):
+    """A reader does not look whether a writer holds the lock."""
+
+    def _fits_beside(self, claim: ProcessClaim) -> bool:
+        return claim.mode == "shared" or super()._fits_beside(claim)
+
+
+class Overtakes(State):
+    """Who fits does not look at the queue."""
+
+    def _is_next(self, claim: ProcessClaim) -> bool:
+        return claim.mode != "exclusive" or super()._is_next(claim)
+
+
+class OnePermitTooMany(State):
+    """Counts from 0."""
+
+    def _fits_beside(self, claim: ProcessClaim) -> bool:
+        return super()._fits_beside(replace(claim, limit=claim.limit + 1))
+
+
+class AnybodysNote(State):
+    """Does not compare the owner."""
+
+    def confirm(self, owner: str, now: float, dead: Callable[[ProcessClaim], bool] | None = None) -> None:
+        """Take anybody for the holder."""
+
+
+async def look_once(
+    self: Notes, name: str, real: Callable[[Notes, str], Awaitable[Note | None]] = Notes.read
+) -> Note | None:
+    """Have who holds a key not look again."""
+    return None if self._leases.all() else await real(self, name)
+
+
+def tell_once(self: Tenure, real: Callable[[Tenure], bool] = Tenure._look) -> bool:
+    """Forget that the leader was told to stop."""
+    over = real(self)
+    self.over = self.failed = False
+    return over
+
+
+class TakenWithoutComparing(State):
+    """Gives the lock to whoever has a ticket."""
+
+    def take_over(self, name: str, owner: str, claim: ProcessClaim, now: float, token_min: int) -> Grant | None:
+        """Take it from whoever holds it."""
+        holder = owner if self.alone is None else self.alone.claim.owner
+        return super().take_over(name, holder, claim, now, token_min)
+
+
+class TokenKept(State):
+    """Goes on under the token of the ticket."""
+
+    def take_over(self, name: str, owner: str, claim: ProcessClaim, now: float, token_min: int) -> Grant | None:
+        """Take it."""
+        self.token -= 1
+        return super().take_over(name, owner, claim, now, min(token_min, self.token))
+
+
+async def count_from_the_repeat(
+    self: Taking[Any], started: float, real: Callable[..., Awaitable[Any]] = Taking._ask
+) -> object:
+    """Count the deadline from the request that was answered, not from the first."""
+    self._began = started
+    return await real(self, started)
+
+
+class OneMark(TokenGuard):
+    """A reader shuts out older readers."""
+
+    def _accept(self, token: int, *, shared: bool = False) -> None:
+        del shared
+        super()._accept(token)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A mistake in the code, and a seed whose schedule shows it."""
@@ -128,6 +213,22 @@ MUTANTS = {
     "one node is enough": Mutant("redlock", 0, {"backend": OneIsEnough}),
     "a value is used twice": Mutant("redlock", 0, patch=(Attempts, "taken_back", use_value_again)),
     "deadline from the last answer": Mutant("redlock", 13, patch=LATE),
+    "a reader beside a writer": Mutant("shares", 1, {"state": ReaderBesideWriter}),
+    "who fits overtakes": Mutant("shares", 2, {"state": Overtakes}),
+    "one permit too many": Mutant("shares", 0, {"state": OnePermitTooMany}),
+    "the guard has one mark": Mutant("shares", 12, {"guard": OneMark}),
+    "no second look": Mutant("once", 0, patch=(Notes, "read", look_once)),
+    "a note by whoever ran": Mutant("once", 3, {"state": AnybodysNote}),
+    "no look at the lease before the run": Mutant("once", 58, patch=(BaseLease, "held", True)),
+    "stop at the deadline": Mutant(
+        "election", 2, patch=(Tenure, "stop_at", property(lambda self: self._record.valid_until))
+    ),
+    "stop is not final": Mutant("election", 38, patch=(Tenure, "_look", tell_once)),
+    "deadline of a term from the answer": Mutant("election", 31, patch=LATE),
+    "taken without comparing": Mutant("ticket", 2, {"state": TakenWithoutComparing}),
+    "the token of the ticket is kept": Mutant("ticket", 0, {"state": TokenKept}),
+    "the giver goes on believing": Mutant("ticket", 0, patch=(Leases, "hand_over", lambda *_: None)),
+    "deadline of a taker from its repeat": Mutant("ticket", 11, patch=(Taking, "_ask", count_from_the_repeat)),
 }
 
 

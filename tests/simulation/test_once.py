@@ -156,6 +156,45 @@ def test_second_look_under_the_lock_is_needed(monkeypatch: pytest.MonkeyPatch) -
     assert any(play(seed).problem() for seed in SEEDS)
 
 
+class StopsAlice(LockServer):
+    """Stops alice while she looks at the note under the lock, for longer than her lease."""
+
+    def read_note(self, name: str) -> Note | None:
+        """Read it."""
+        record = self.records.get(name)
+        if record is not None and record.client == "alice":
+            alice, _ = self.clients["alice"]
+            alice.pause()
+            alice.world.call_in(5 * TTL, alice.resume)
+        return super().read_note(name)
+
+
+def test_process_that_was_stopped_until_its_lease_had_ended_looks_again() -> None:
+    """Another run has completed meanwhile: it does not run."""
+    stage = Stage()
+    stage.server = StopsAlice(stage.node, stage.network, stage.history)
+    first: dict[str, bool] = {}
+
+    async def attempt(process: Process) -> None:
+        client = stage.client(process, ttl=TTL)
+        await sleep(process, 0.0 if process.name == "alice" else 1.0)
+        async with client.once("key", keep=KEEP) as attempt:
+            first[process.name] = attempt.first
+            if attempt.first:
+                await attempt.done(process.name)
+            assert attempt.result == "bob"
+
+    for name in ("alice", "bob"):
+        process = stage.process(name)
+        stage.server.clients[name] = process, None  # type: ignore[assignment]  # nobody is told of a loss
+        process.start(attempt(process), "attempt")
+    stage.world.run(until=100.0)
+    stage.end()
+
+    assert first == {"alice": False, "bob": True}
+    assert not stage.world.failures
+
+
 def test_release_before_the_note_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps in the wrong order: the note is refused, or the next run has begun."""
     complete = Attempt._complete

@@ -91,6 +91,9 @@ inline start(timer)
 #define EXPIRES 9
 #define CRASHED 10
 #define WRITTEN 11
+#define RESTARTED 12
+#define LOOKED 13
+#define ADMITTED 14
 
 #ifdef REPLAY
 #define REPLAYED 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockkit_tools.servers import RedisServer
-from tests.models import redis_code, redlock_code
+from tests.models import redis_code, redlock_code, redlock_restart_code
 from tests.models.check import models
 from tests.models.replay import Event, Follower
 from tests.models.schedules import TTL, Plan
@@ -52,7 +52,8 @@ class Replay:
             with RedisServer() as server:
                 yield partial(redis_code.trace, server=server, **parts)  # type: ignore[arg-type]
         else:
-            yield partial(redlock_code.trace, **parts)  # type: ignore[arg-type]
+            code = redlock_code if self.model == "redlock" else redlock_restart_code
+            yield partial(code.trace, **parts)
 
 
 REPLAYS = {
@@ -60,6 +61,11 @@ REPLAYS = {
     for replay in (
         Replay("redis", ("-DTURNS=40", "-DRENEWALS=1", "-DLOSSES=1", "-DCRASHES=1", "-DPAUSES=1", "-DLATE=12")),
         Replay("redlock", ("-DATTEMPTS=60", "-DLOSSES=1", "-DPAUSES=1")),
+        # The margins of the waits are less than a tick.
+        Replay(
+            "redlock_restart",
+            ("-DMARKED=0", "-DRESTARTS=2", "-DLOSSES=1", "-DPAUSES=1", f"-DWAIT={TTL + 1:.0f}", "-DFORGOTTEN=61"),
+        ),
     )
 }
 

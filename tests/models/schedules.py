@@ -26,6 +26,7 @@ class Plan:
     timeouts: tuple[float, ...] = (0.0, 5.0, 3 * TTL)
     renews: bool = True
     crashes: bool = True
+    cuts: bool = True
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -56,7 +57,7 @@ def run(
         process.start(_use(world.chance(process.name), process, client, recorder, plan), "use")
         for _ in range(plan.chance.choice((0, 0, 1, 2))):
             at, lasts = plan.chance.uniform(0.0, plan.seconds), plan.chance.uniform(0.5, 1.5 * TTL)
-            if plan.chance.random() < 0.5:
+            if not plan.cuts or plan.chance.random() < 0.5:
                 world.call_at(at, process.pause)
                 world.call_at(at + lasts, process.resume)
             else:

@@ -93,6 +93,9 @@ inline start(timer)
 #define WRITTEN 11
 #define READS 12
 #define STOPS 13
+#define RESTARTED 14
+#define LOOKED 15
+#define ADMITTED 16
 
 #ifdef REPLAY
 #define REPLAYED 1

@@ -33,6 +33,14 @@ static int is_ahead(int position, int event)
 	return 0;
 }
 
+/* Whether an event is the next of its owner that is not of a certain kind. */
+static int comes_first(int position, int event, int skipped)
+{
+	while (position < length && ((trace[position].event >> 16 ^ event) & 63 || trace[position].event >> 22 == skipped))
+		position++;
+	return position < length && trace[position].event >> 16 == event;
+}
+
 /* Spin takes no call in a c_expr for harmless. */
 #define GOES_ON (length >= 0 || (read_trace(), now.next_owner = owner_at(0), 1)) && goes_on(now.position, now.ticks, now.strayed)
 

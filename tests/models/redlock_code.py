@@ -8,7 +8,7 @@ up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,15 +31,19 @@ class NotingNode(VotingNode):
 
     recorder: Recorder
 
+    @property
+    def index(self) -> int:
+        """Its number, from 0 on."""
+        return int(self.node.name.removeprefix("node"))
+
     def execute(self, run: int, op: Op, lock: str, arguments: Sequence[Argument]) -> Answer | str:
         """Do what came, and note it."""
         answer = super().execute(run, op, lock, arguments)
-        index = int(self.node.name.removeprefix("node"))
         if op in {ACQUIRE, FENCE}:
             done = isinstance(answer, int) and answer > 0
-            self.recorder.add("ACQUIRED" if op is ACQUIRE else "WRITTEN", str(arguments[0]), index * 2 + done)
+            self.recorder.add("ACQUIRED" if op is ACQUIRE else "WRITTEN", str(arguments[0]), self.index * 2 + done)
         elif op in {RELEASE, UNDO} and answer == 1:
-            self.recorder.add("RELEASED", str(arguments[0]), index)
+            self.recorder.add("RELEASED", str(arguments[0]), self.index)
         return answer
 
 
@@ -60,28 +64,42 @@ def value_of(lease: Lease) -> str:
     return str(lease._record.grant.state.value)
 
 
+def admit(plan: Plan, nodes: Sequence[NotingNode]) -> None:
+    """Let all nodes vote from the begin on."""
+    del plan
+    for one in nodes:
+        one.admit("", 0, int(TTL * 1000), b"")
+
+
 def trace(
-    seed: int, node: type[NotingNode] = NotingNode, backend: type[RedlockBackend] = RedlockBackend
+    seed: int,
+    node: type[NotingNode] = NotingNode,
+    backend: type[RedlockBackend] = RedlockBackend,
+    *,
+    connections: type[NotingNodes] = NotingNodes,
+    recording: type[Recorder] = Recorder,
+    begin: Callable[[Plan, Sequence[Any]], None] = admit,
+    plan: Plan | None = None,
 ) -> list[Event]:
     """Run the schedule of a seed."""
-    plan = Plan.draw(seed)
+    plan = plan or replace(Plan.draw(seed), seconds=45.0, timeouts=(200.0,))
     # Votes that arrive far apart make the nodes' keys end in different parts of a tick, which the model cannot tell.
     conditions = replace(plan.conditions, latency=(0.001, 0.005), slow=0.0)
-    plan = replace(plan, conditions=conditions, seconds=45.0, timeouts=(200.0,), renews=False, crashes=False)
+    plan = replace(plan, conditions=conditions, renews=False, crashes=False)
     world = World(seed)
     network = Network(world, plan.conditions)
     processes = plan.processes(world)
-    recorder = Recorder(world, processes, value_of)
+    recorder = recording(world, processes, value_of)
     nodes = [node(world, index, rate=1.0, wall_offset=0.001 * index) for index in range(NODES)]
     for one in nodes:
         one.recorder = recorder
-        one.admit("x", 0, int(TTL * 1000), b"")
+    begin(plan, nodes)
     options = {name: option.default for name, option in OPTIONS.items()}
 
     def connected(process: Process) -> Client:
-        connections = NotingNodes(process, nodes, network, NODE_TIMEOUT)
-        connections.recorder = recorder
-        made = backend("redlock://simulated", connections, options, Hosting(process))
+        asked = connections(process, nodes, network, NODE_TIMEOUT)
+        asked.recorder = recorder
+        made = backend("redlock://simulated", asked, options, Hosting(process))
         return client_of(process, lambda _: made, ttl=TTL, unavailable_after=60.0)
 
     clients = {process: connected(process) for process in processes}

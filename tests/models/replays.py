@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockkit_tools.servers import RedisServer
-from tests.models import redis_code, redlock_code, state_code
+from tests.models import redis_code, redlock_code, redlock_restart_code, state_code
 from tests.models.check import models
 from tests.models.replay import Event, Follower
 from tests.models.schedules import TTL, Plan
@@ -59,6 +59,7 @@ class Replay:
 
 TRACES: dict[str, Callable[..., list[Event]]] = {
     "redlock": redlock_code.trace,
+    "redlock_restart": redlock_restart_code.trace,
     "shares": state_code.Shares.trace,
     "once": state_code.OnceRuns.trace,
     "election": state_code.Elections.trace,
@@ -77,6 +78,11 @@ REPLAYS = {
         Replay("once", ("-DCRASHES=1", "-DPAUSES=1")),
         Replay("election", (f"-DGRACE={state_code.GRACE:.0f}", "-DLOSSES=1", "-DCRASHES=1", "-DPAUSES=1")),
         Replay("ticket", ("-DCLIENTS=4", "-DLOSSES=1", "-DPAUSES=1"), ((), ())),
+        # The margins of the waits are less than a tick.
+        Replay(
+            "redlock_restart",
+            ("-DMARKED=0", "-DRESTARTS=2", "-DLOSSES=1", "-DPAUSES=1", f"-DWAIT={TTL + 1:.0f}", "-DFORGOTTEN=61"),
+        ),
     )
 }
 

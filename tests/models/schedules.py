@@ -30,6 +30,7 @@ class Plan:
     renews: bool = True
     crashes: bool = True
     faults: bool = True  # of processes and of the network
+    cuts: bool = True  # of the network
     use: Use | None = None  # if not `_use`
 
     @classmethod
@@ -63,7 +64,7 @@ def run(
         process.start(using, "use")
         for _ in range(plan.chance.choice((0, 0, 1, 2)) if plan.faults else 0):
             at, lasts = plan.chance.uniform(0.0, plan.seconds), plan.chance.uniform(0.5, 1.5 * TTL)
-            if plan.chance.random() < 0.5 or not nodes:
+            if not (nodes and plan.cuts) or plan.chance.random() < 0.5:
                 world.call_at(at, process.pause)
                 world.call_at(at + lasts, process.resume)
             else:

@@ -13,7 +13,8 @@ import pytest
 from lockkit.backend import Grant, Note
 from lockkit.backends.redis.keys import Command
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.backends.redlock.nodes import Answer
+from lockkit.backends.redlock.delayed_restart import DelayedRestart
+from lockkit.backends.redlock.nodes import Answer, Argument
 from lockkit.backends.redlock.votes import Attempts
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.leases import Leases
@@ -26,8 +27,10 @@ from lockkit_tools.servers import require
 from lockkit_tools.simulation.claims import ProcessClaim
 from tests.models.redis_code import SteppedRedis
 from tests.models.redlock_code import NotingNode
+from tests.models.redlock_restart_code import RestartingNode
 from tests.models.replay import Follower
 from tests.models.replays import REPLAYS, replay
+from tests.models.schedules import Plan
 from tests.models.state_code import State
 from tests.simulation.support import known_first
 from tests.simulation.test_mutants import believe_from_the_answer
@@ -200,6 +203,40 @@ class Mutant:
             )
 
 
+class AdmittedInAnyRun(RestartingNode):
+    """Does not compare the run that was looked at."""
+
+    def admit(self, lock: str, wait_ms: int, ttl_ms: int, looked_at: bytes) -> Answer:
+        """Mark it."""
+        del looked_at
+        return super().admit(lock, wait_ms, ttl_ms, b"")
+
+
+class MarkReadBefore(RestartingNode):
+    """Votes by the mark that it had at the vote before."""
+
+    former: dict[str, int] | None = None
+
+    def acquire(self, lock: str, value: str, ttl_ms: int, *others: Argument) -> Answer:
+        """Vote."""
+        mark, former = self.mark, self.former
+        self.former = mark
+        self.mark = mark or (former and {**former, "run": self.run})
+        answer = super().acquire(lock, value, ttl_ms, *others)
+        self.mark = mark
+        return answer
+
+
+def voting_at_once(decide: Callable[[int, int], bool]) -> tuple[type, str, object]:
+    """Have nodes vote at once: by how many of the nodes that answered are not marked."""
+    real = DelayedRestart._mark
+
+    async def mark(self: DelayedRestart, unmarked: list[int], looks: dict[int, Any], *, at_once: bool) -> None:
+        await real(self, unmarked, looks, at_once=at_once or decide(len(unmarked), len(looks)))
+
+    return DelayedRestart, "_mark", mark
+
+
 LATE = (LeaseRecord, "set_deadline", believe_from_the_answer)
 MUTANTS = {
     "release.lua compares no owner": Mutant(
@@ -229,6 +266,10 @@ MUTANTS = {
     "the token of the ticket is kept": Mutant("ticket", 0, {"state": TokenKept}),
     "the giver goes on believing": Mutant("ticket", 0, patch=(Leases, "hand_over", lambda *_: None)),
     "deadline of a taker from its repeat": Mutant("ticket", 11, patch=(Taking, "_ask", count_from_the_repeat)),
+    "a node votes at once": Mutant("redlock_restart", 1, patch=voting_at_once(lambda *_: True)),
+    "a first start of those that answer": Mutant("redlock_restart", 0, patch=voting_at_once(int.__eq__)),
+    "admit.lua compares no run": Mutant("redlock_restart", 18, {"node": AdmittedInAnyRun}),
+    "the mark is read before the vote": Mutant("redlock_restart", 1, {"node": MarkReadBefore}),
 }
 
 
@@ -243,7 +284,8 @@ def test_trace_that_is_made_up_is_refused(name: str, compiled: dict[str, Followe
     """A wrong answer, an event too many, one too few, and one too late."""
     made = compiled[name]
     with REPLAYS[name].traces() as trace:
-        ((_, events, _),) = replay(made, trace, [0])
+        found = (events for seed, events, _ in replay(made, trace, SEEDS) if Plan.draw(seed).clients == 2)
+        events = next(events for events in found if any(event.kind == "HOLDS" for event in events))
     index = next(index for index, event in enumerate(events) if event.kind == "HOLDS")
     held = events[index]
     follow = made[2].follow

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -92,15 +92,14 @@ def main(arguments: list[str]) -> int:
                 results.setdefault(model.name, describe(model))["runs"][run] |= numbers
             elif found and mutant and not wrong and "--draw" in arguments:
                 path_of(model, mutant).write_text(draw(model, mutant, found), encoding="utf-8")
-    be_quiet()
-    for model in chosen:
-        if model.name in REPLAYS:
-            wrong, replayed = replay_code(model)
+    replayed = [model for model in chosen if model.name in REPLAYS]
+    with ProcessPoolExecutor(os.cpu_count(), initializer=be_quiet) as processes:  # a mutant changes a whole process
+        for model, (wrong, seen) in zip(replayed, processes.map(replay_code, replayed), strict=True):
             failures += bool(wrong)
-            results[model.name]["replay"] = replayed
+            results[model.name]["replay"] = seen
             what = f"{model.name} replay".ljust(50)
             sys.stdout.write(
-                f"{what}{replayed['events']:>9,} events {replayed['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n"
+                f"{what}{seen['events']:>9,} events {seen['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n"
             )
     if "--record" in arguments and not failures:
         former = json.loads(RESULTS.read_text()) if names else {}

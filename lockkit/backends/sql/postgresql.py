@@ -65,7 +65,12 @@ class PsycopgDriver(Driver):
         self.password = str(given.get("password") or "")
         limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": int(STATEMENT_SECONDS * 1000)}
         parameters: dict[str, Any] = {**limits, **given, "client_encoding": "utf8"}
-        return PsycopgConnection(psycopg.connect(autocommit=True, prepare_threshold=None, **parameters), runtime)
+        try:
+            made = psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
+        except psycopg.Error as error:
+            # Its traceback refers to a generator of psycopg that keeps the socket open, for as long as the error lives.
+            raise error.with_traceback(None) from None
+        return PsycopgConnection(made, runtime)
 
 
 class PsycopgConnection(Connection):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import lockkit
-from lockkit_tools.servers import FaultProxy
+from lockkit_tools.servers import FaultProxy, wait_until
 
 PATIENCE = 60.0
 FORMS = [f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in ("table", "row", "advisory")]
@@ -60,3 +62,23 @@ def test_lost_answer_was_sent(proxy_and_url: tuple[FaultProxy, str]) -> None:
         assert sent_of(client) == [True]
         assert dropped.wait(PATIENCE)
         proxy.accept()
+
+
+def test_connection_that_was_not_opened_in_time_is_closed(proxy_and_url: tuple[FaultProxy, str]) -> None:
+    """At once, and not when its error is collected: a server has only so many connections."""
+    proxy, url = proxy_and_url
+    gc.disable()
+    try:
+        with lockkit.connect(f"{url}&connect_timeout=2", unavailable_after=0.0) as client:
+            proxy.blackhole()
+            assert sent_of(client) == [False]
+            wait_until(lambda: "still connecting" if "lockkit-driver" in names_of_threads() else None)
+            proxy.heal()
+            wait_until(lambda: f"{proxy.counts.open} are open" if proxy.counts.open else None)
+    finally:
+        gc.enable()
+
+
+def names_of_threads() -> set[str]:
+    """Name the threads of this process."""
+    return {thread.name for thread in threading.enumerate()}

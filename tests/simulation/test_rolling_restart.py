@@ -339,10 +339,12 @@ def restore_released(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LateAtNode1(Network):
-    """Carries messages, but what carol sends to node 1 is under way for three seconds."""
+    """Carries messages, but what carol sends to node 1 is under way for three seconds, from some time on."""
+
+    late = False
 
     def _carry(self, way: tuple[str, str, bool], function: Callable[..., object], *arguments: object) -> None:
-        if way == ("carol", "node1", True):
+        if way == ("carol", "node1", True) and self.late:
             self.world.call_in(3.0, function, *arguments)
         else:
             super()._carry(way, function, *arguments)
@@ -353,13 +355,14 @@ def forgotten_vote() -> Rolling:
     Restart a node without its data while it has voted for an acquisition that is still under way.
 
     Alice holds 0 and 1. Carol's vote of 2 is forgotten; her message to 1 arrives when alice's key there has expired,
-    because alice is cut off from 1. If 2 has become alice's by then, both have a majority. (With ``fencing=on`` carol
-    would notice in round two.)
+    because alice is cut off from 1. If 2 has become alice's by then, both have a majority. (In two rounds carol would
+    notice.)
     """
     rolling = Rolling(1, CALM, 0.3, 3)
     world, nodes = rolling.world, rolling.nodes
-    rolling.network = LateAtNode1(world)
+    rolling.network = network = LateAtNode1(world)
     alice, carol = world.process("alice"), world.process("carol")
+    ready = SimulatedRuntime(carol).event()
 
     async def hold() -> None:
         client = rolling.client(alice)
@@ -367,8 +370,8 @@ def forgotten_vote() -> Rolling:
         await sleep(alice, 1.0)
         lease = await rolling.acquire(client, alice, TTL, 5.0)
         nodes[2]._delete("lockkit:x")
-        rolling.timeout = 5.0
-        carol.start(contend(), "contend")
+        network.late = True
+        ready.set()
         await sleep(alice, 0.1)
         rolling.restart(2, 0.05)
         await sleep(alice, 1.2)
@@ -377,11 +380,17 @@ def forgotten_vote() -> Rolling:
         await lease.release()
 
     async def contend() -> None:
-        lease = await rolling.acquire(rolling.client(carol, fencing=False), carol, 6.0, 5.0)
+        await sleep(carol, 0.5)
+        rolling.timeout = 5.0
+        client = rolling.client(carol, fencing=False)
+        await (await client.lock("first", ttl=6.0).acquire(5.0)).release()  # in two rounds; later ones take one
+        await ready.wait(None)
+        lease = await rolling.acquire(client, carol, 6.0, 5.0)
         await sleep(carol, 1.0)
         await lease.release()
 
     alice.start(hold(), "hold")
+    carol.start(contend(), "contend")
     return rolling
 
 

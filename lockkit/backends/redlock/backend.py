@@ -301,7 +301,9 @@ class RedlockBackend(LockBackend):
             return votes if votes.answered_count < self._quorum else attempts.busy(votes, self._quorum, self._runtime)
         tokens = list(votes.yes.values())
         token, refused = max(tokens), None
-        if self._fencing and not (token == proposed and tokens.count(token) >= self._quorum):
+        # The first always: while a set is started, a node may forget that it has voted (models/redlock_restart.pml).
+        checked = self._fencing or self._ahead_us is None
+        if checked and not (token == proposed and tokens.count(token) >= self._quorum):
             # With the way there, which the next proposal has before it too.
             self._ahead_us = token - now_us
             refused = await self._write_token(request, value, token, votes, by)

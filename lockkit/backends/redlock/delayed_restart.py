@@ -35,8 +35,6 @@ no node that has restarted since.
 
 Known limits: if all nodes lose their data at once, that looks like a first start, and no majority could tell. And so it
 looks to a client that found a new set, and was stopped while another started it, if a node is then emptied by FLUSHALL.
-With ``fencing=off`` a first start that reached one node, which then restarts, is done again, while a client may still
-count that node's vote (docs/explanation/models.md).
 
 Source: the section "Performance, crash recovery and fsync" of the Redlock description in the Redis documentation.
 Deviations: a restarted node that still has data waits too (without ``appendfsync always`` it may lack its last writes),

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from math import inf
 from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
@@ -24,6 +24,7 @@ from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis.connection import Connection, SharedConnection
 from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
+from lockkit.backends.redlock import backend as redlock_backend
 from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
@@ -36,8 +37,9 @@ from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
-from lockkit_tools.servers import RedisNodes, RedisServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
 from lockkit_tools.servers.base import Server
+from tests.backends.redis.faces import async_only
 from tests.backends.redis.support import Face, Keyspace, token_in
 from tests.backends.support import StubHost, granted
 from tests.tries import busy
@@ -922,6 +924,39 @@ async def test_first_start_that_is_decided_late_admits_no_node_that_has_restarte
 
         assert has_lock(nodes.nodes[-1])
         assert "may not vote yet" in await refused(late, host.request(ttl=60.0))
+
+
+@async_only
+@pytest.mark.parametrize("fencing", ["on", "off"])
+async def test_vote_that_was_forgotten_during_a_first_start_does_not_count(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, fencing: str
+) -> None:
+    """A first start reaches two nodes, which vote and restart empty; another start finds no mark on any node."""
+    for module in (network, redlock_backend):
+        monkeypatch.setattr(module, "CALL_SECONDS", 60.0)
+    async with AsyncExitStack() as opened:
+        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
+        late = open_redlock(
+            f"redlock://{','.join(proxy.address for proxy in proxies)}", host, fencing=fencing, node_timeout=60.0
+        )
+        opened.push_async_callback(late.close)
+        await _until_connected(host, late)
+        for node in nodes.nodes[:2]:
+            on(node)("SET", MARK, str(Mark(_run_id(node), 1, 1, 0)))
+        for proxy in proxies[2:]:
+            proxy.blackhole()
+        trying = asyncio.create_task(late.try_acquire(host.request()))
+        await until(host, lambda: all(map(has_lock, nodes.nodes[:2])))
+        restart_empty(*nodes.nodes[:2])
+        first = await opened.enter_async_context(redlock(nodes, host, fencing=fencing))
+        granted(await first.try_acquire(host.request()))
+        for node in nodes.nodes[3:]:
+            on(node)("DEL", LOCK)  # as if they had not heard of it
+        for proxy in proxies:
+            proxy.heal()
+
+        assert isinstance(await trying, Busy)
+        assert all(map(has_lock, nodes.nodes[:3]))
 
 
 async def _until_connected(host: StubHost, backend: RedlockBackend) -> None:

@@ -348,7 +348,7 @@ class Elections(Schedule):
         if must_stop and lease.held:
             self.recorder.add("STOPS", lease.owner)
             await SimulatedRuntime(process).sleep(chance.uniform(0.0, GRACE - 1.0))
-            if not await lease.must_stop():  # it is told to go on
+            if not await lease.must_stop():  # in a mutant alone
                 self.recorder.holds(process, lease)
 
 

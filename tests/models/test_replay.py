@@ -150,10 +150,10 @@ def tell_once(self: Tenure, real: Callable[[Tenure], bool] = Tenure._look) -> bo
 
 
 class TakenWithoutComparing(State):
-    """Gives the lock to whoever has a ticket."""
+    """Does not compare the owner that the ticket names."""
 
     def take_over(self, name: str, owner: str, claim: ProcessClaim, now: float, token_min: int) -> Grant | None:
-        """Take it from whoever holds it."""
+        """Take the lock from the present holder, of any owner."""
         holder = owner if self.alone is None else self.alone.claim.owner
         return super().take_over(name, holder, claim, now, token_min)
 
@@ -255,7 +255,7 @@ MUTANTS = {
     "one permit too many": Mutant("shares", 0, {"state": OnePermitTooMany}),
     "the guard has one mark": Mutant("shares", 12, {"guard": OneMark}),
     "no second look": Mutant("once", 0, patch=(Notes, "read", look_once)),
-    "a note by whoever ran": Mutant("once", 3, {"state": AnybodysNote}),
+    "a note without the lock": Mutant("once", 3, {"state": AnybodysNote}),
     "no look at the lease before the run": Mutant("once", 58, patch=(BaseLease, "held", True)),
     "stop at the deadline": Mutant(
         "election", 2, patch=(Tenure, "stop_at", property(lambda self: self._record.valid_until))

@@ -159,20 +159,21 @@ def test_second_look_under_the_lock_is_needed(monkeypatch: pytest.MonkeyPatch) -
 class StopsAlice(LockServer):
     """Stops alice while she looks at the note under the lock, for longer than her lease."""
 
+    alice: Process
+
     def read_note(self, name: str) -> Note | None:
         """Read it."""
         record = self.records.get(name)
         if record is not None and record.client == "alice":
-            alice, _ = self.clients["alice"]
-            alice.pause()
-            alice.world.call_in(5 * TTL, alice.resume)
+            self.alice.pause()
+            self.alice.world.call_in(5 * TTL, self.alice.resume)
         return super().read_note(name)
 
 
 def test_process_that_was_stopped_until_its_lease_had_ended_looks_again() -> None:
     """Another run has completed meanwhile: it does not run."""
     stage = Stage()
-    stage.server = StopsAlice(stage.node, stage.network, stage.history)
+    stage.server = server = StopsAlice(stage.node, stage.network, stage.history)
     first: dict[str, bool] = {}
 
     async def attempt(process: Process) -> None:
@@ -184,9 +185,8 @@ def test_process_that_was_stopped_until_its_lease_had_ended_looks_again() -> Non
                 await attempt.done(process.name)
             assert attempt.result == "bob"
 
-    for name in ("alice", "bob"):
-        process = stage.process(name)
-        stage.server.clients[name] = process, None  # type: ignore[assignment]  # nobody is told of a loss
+    server.alice = stage.process("alice")
+    for process in (server.alice, stage.process("bob")):
         process.start(attempt(process), "attempt")
     stage.world.run(until=100.0)
     stage.end()

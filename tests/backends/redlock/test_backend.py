@@ -9,7 +9,15 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from math import inf
 from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
@@ -91,6 +99,14 @@ async def redlock(nodes: RedisNodes, host: StubHost, **given: object) -> AsyncIt
         yield backend
     finally:
         await backend.close()
+
+
+@contextmanager
+def proxied(nodes: RedisNodes) -> Iterator[tuple[Sequence[FaultProxy], str]]:
+    """Put a proxy before each node; give these, and the URL."""
+    with ExitStack() as opened:
+        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
+        yield proxies, f"redlock://{','.join(proxy.address for proxy in proxies)}"
 
 
 async def busy_at(backend: RedlockBackend, request: Request) -> Busy:
@@ -934,18 +950,22 @@ async def test_vote_that_was_forgotten_during_a_first_start_does_not_count(
     """A first start reaches two nodes, which vote and restart empty; another start finds no mark on any node."""
     for module in (network, redlock_backend):
         monkeypatch.setattr(module, "CALL_SECONDS", 60.0)
+    async with redlock(nodes, host) as warm:  # a node without the script would be asked again when all have answered
+        await warm.release(granted(await warm.try_acquire(host.request())))
+    for node in nodes.nodes:
+        on(node)("FLUSHALL")
     async with AsyncExitStack() as opened:
-        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
-        late = open_redlock(
-            f"redlock://{','.join(proxy.address for proxy in proxies)}", host, fencing=fencing, node_timeout=60.0
-        )
+        proxies, url = opened.enter_context(proxied(nodes))
+        late = open_redlock(url, host, fencing=fencing, node_timeout=60.0)
         opened.push_async_callback(late.close)
         await _until_connected(host, late)
         for node in nodes.nodes[:2]:
             on(node)("SET", MARK, str(Mark(_run_id(node), 1, 1, 0)))
         for proxy in proxies[2:]:
             proxy.blackhole()
-        trying = asyncio.create_task(late.try_acquire(host.request()))
+        request = host.request()
+        request.answer_by = host.runtime.now() + PATIENCE
+        trying = asyncio.create_task(late.try_acquire(request))
         await until(host, lambda: all(map(has_lock, nodes.nodes[:2])))
         restart_empty(*nodes.nodes[:2])
         first = await opened.enter_async_context(redlock(nodes, host, fencing=fencing))

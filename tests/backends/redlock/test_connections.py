@@ -13,10 +13,10 @@ import redis
 import lockkit
 from lockkit.backend import Grant
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import FaultProxy, RedisNodes, RedisServer, require
+from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.backends.redis.faces import async_only, sync_only
 from tests.backends.redis.support import Face, Nat
-from tests.backends.redlock.test_backend import nodes_of, open_redlock, queue_up, redlock, until
+from tests.backends.redlock.test_backend import nodes_of, open_redlock, proxied, queue_up, redlock, until
 from tests.backends.support import StubHost, granted
 
 TTL = 600.0
@@ -145,9 +145,8 @@ def test_scheme_that_the_ports_do_not_speak(face: Face, *, tls: bool) -> None:
 @async_only
 async def test_retries_without_a_pause_let_the_nodes_be_reconnected(nodes: RedisNodes, host: StubHost) -> None:
     """A task that tries again and again must let the event loop do it."""
-    with ExitStack() as opened:
-        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
-        backend = open_redlock(f"redlock://{','.join(proxy.address for proxy in proxies)}", host, durable=True)
+    with proxied(nodes) as (proxies, url):
+        backend = open_redlock(url, host, durable=True)
         try:
             await backend.release(granted(await backend.try_acquire(host.request())))
             for proxy in proxies:
@@ -170,9 +169,7 @@ async def test_retries_without_a_pause_let_the_nodes_be_reconnected(nodes: Redis
 @async_only
 async def test_cut_connections_to_slow_nodes_are_replaced_in_time(nodes: RedisNodes, host: StubHost) -> None:
     """Opening one takes several answers, each of which may take as long as a node has for it."""
-    with ExitStack() as opened:
-        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
-        url = f"redlock://{','.join(proxy.address for proxy in proxies)}"
+    with proxied(nodes) as (proxies, url):
         backend = open_redlock(url, host, durable=True, node_timeout=1.0)
         try:
             await backend.release(granted(await backend.try_acquire(host.request())))

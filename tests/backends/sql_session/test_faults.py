@@ -217,8 +217,12 @@ def test_session_has_ended_once_the_server_says_so(on_postgresql: ModeServer, co
         drive(session.run(Statement(f"DO '{tables}'")))
     session.turn.give()
 
-    on_postgresql.end(pid_of(lease))
-    select.select([session.connection.fd], [], [], PATIENCE)
+    socket = os.dup(session.connection.fd)  # the client closes its own as soon as it reads the message
+    try:
+        on_postgresql.end(pid_of(lease))
+        assert select.select([socket], [], [], PATIENCE)[0]
+    finally:
+        os.close(socket)
 
     assert session.ended
     with pytest.raises(lockkit.LockLost):

@@ -81,17 +81,11 @@ def test_lost(lockkit_client):
 """
 
 
-@pytest.mark.parametrize(
-    "conftest",
-    [
-        'pytest_plugins = ["lockkit.testing.kit"]',
-        'pytest_plugins = ["lockkit.testing.kit.plugin"]',
-        'pytest_plugins = ["lockkit.testing.kit.plugin", "lockkit.testing.kit"]',  # as where the entry point is, too
-    ],
-)
-def test_fixtures_of_the_plugin(pytester: pytest.Pytester, conftest: str) -> None:
+@pytest.mark.parametrize("autoload", ["1", ""], ids=["by name alone", "by the entry point too"])
+def test_fixtures_of_the_plugin(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, autoload: str) -> None:
     """A project's tests get them, whichever way the plugin is loaded."""
-    pytester.makeconftest(conftest)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", autoload)
+    pytester.makeconftest('pytest_plugins = ["lockkit.testing.kit"]')
     pytester.makepyfile(TEST_FILE)
 
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", timeout=4 * PATIENCE)

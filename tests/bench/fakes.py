@@ -45,7 +45,6 @@ class Leaky(Adapter):
     """Lets everybody in."""
 
     def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
         del name
         return nullcontext()
 
@@ -54,7 +53,6 @@ class LeakyPrimitives(Leaky):
     """Lets all writers in, and permits without number."""
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> Library:
-        """See `Adapter.primitive`."""
         del kind, count
         return self.lock(name)
 
@@ -67,7 +65,6 @@ class Backwards(Flock):
     """A lock whose tokens are all the same."""
 
     def token(self, entered: Library) -> int | None:
-        """See `Adapter.token`."""
         del entered
         return 7
 
@@ -76,8 +73,6 @@ class Raising(Adapter):
     """Cannot be entered."""
 
     def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
-
         def enter() -> None:
             message = f"no lock {name[:7]} today"
             raise RuntimeError(message)
@@ -89,7 +84,6 @@ class Noting(Flock):
     """Notes which process uses which lock."""
 
     def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
         Path(self.url.removeprefix("file://"), f"{name}.{os.getpid()}").touch()
         return super().lock(name)
 
@@ -98,13 +92,11 @@ class Dying(Adapter):
     """Ends its process with a last word."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         sys.stderr.write("out of luck\n")
         sys.stderr.flush()
         os._exit(3)
 
     def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
         raise NotImplementedError
 
 
@@ -112,7 +104,6 @@ class Hanging(Adapter):
     """Never gets the lock, and does not end when asked to."""
 
     def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
         del name
         threading.Event().wait()
         raise NotImplementedError
@@ -122,17 +113,14 @@ class Losing(Flock):
     """Loses every second lock that it holds."""
 
     def still_held(self, lock: Library, entered: Library) -> bool | None:
-        """See `Adapter.still_held`."""
         del entered
         return id(lock) in self._kept
 
     def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
         lock = super().lock(name)
         if name.endswith(("0", "2", "4", "6", "8")):
             self._kept.add(id(lock))
         return lock
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._kept: set[int] = set()

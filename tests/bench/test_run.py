@@ -42,7 +42,6 @@ class Told(Workload):
         self.turns: list[str] = []
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         del settings
         self.turns.append(subject.label)
         value = self.tell(subject)

@@ -16,7 +16,7 @@ from tests.conformance.targets import TARGETS, Entry
 
 # Groups of cases are imported, not collected.
 pytest.register_assert_rewrite(
-    *(f"tests.conformance.{name}" for name in ("inputs", "leases", "usage", "reentrancy", "several"))
+    *(f"tests.conformance.{name}" for name in ("inputs", "leases", "loops", "usage", "reentrancy"))
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from typing import Any
 
@@ -13,14 +12,11 @@ from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
 
-BAD = ["", "\0", "a\0b", "\ud800", "x" * 256, "é" * 128, None, 5, b"x", ["x"], ("a",)]
-
 ACCEPTED: list[float | timedelta | None] = [0, 0.0, 0.01, 1, timedelta(0), timedelta(milliseconds=10), 10**9, None]
-REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, True, "1", b"1", [], object()]
 
 
 class Inputs(Cases):
-    """Names, ttls and timeouts."""
+    """Names, ttls and timeouts; which values are refused, ``tests/test_validation.py`` shows."""
 
     @case()
     async def test_refused_ttls(self, driver: FaceDriver) -> None:
@@ -28,24 +24,16 @@ class Inputs(Cases):
         client = await driver.connect()
         name = driver.name()
         below = driver.capabilities.min_ttl / 2
-        for ttl in (0, 0.0, -1, math.nan, math.inf, 1e12, below, timedelta(0), timedelta(days=-1), True, "30", b"1"):
+        for ttl in (0, 1e12, below):
             with pytest.raises(lockkit.ConfigurationError, match="ttl"):
-                client.lock(name, ttl=ttl)  # type: ignore[arg-type]
+                client.lock(name, ttl=ttl)
         lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        for ttl in (0, -1, math.nan, below, "30"):
+        for ttl in (0, 1e12, below):
             with pytest.raises(lockkit.ConfigurationError, match="ttl"):
-                await lease.extend(ttl)  # type: ignore[arg-type]
+                await lease.extend(ttl)
 
         assert lease.held
         await lease.release()
-
-    @case()
-    async def test_refused_max_hold(self, driver: FaceDriver) -> None:
-        """Above 0, and finite."""
-        client = await driver.connect()
-        for max_hold in (0, -1, math.nan, math.inf, "5", True):
-            with pytest.raises(lockkit.ConfigurationError, match="max_hold"):
-                client.lock(driver.name(), max_hold=max_hold)  # type: ignore[arg-type]
 
     @case()
     async def test_unknown_kind_is_refused(self, driver: FaceDriver) -> None:
@@ -64,18 +52,6 @@ class Inputs(Cases):
                 client.names(prefix)  # type: ignore[arg-type]
 
     @case()
-    async def test_what_is_no_name_is_refused(self, driver: FaceDriver) -> None:
-        """Empty, too long, NUL, not UTF-8, not a str: wherever a name is taken."""
-        client = await driver.connect()
-        for name in BAD:
-            with pytest.raises(lockkit.ConfigurationError, match="lock name"):
-                client.lock(name)  # type: ignore[arg-type]
-            with pytest.raises(lockkit.ConfigurationError, match="lock name"):
-                await client.holders(name)  # type: ignore[arg-type]
-            with pytest.raises(lockkit.ConfigurationError, match="lock name"):
-                await client.break_lock(name)  # type: ignore[arg-type]
-
-    @case()
     async def test_accepted_timeouts_are_accepted_everywhere(self, driver: FaceDriver) -> None:
         """Seconds as int or float from 0 on, timedelta, and None: one table for lock, acquire and try_acquire."""
         client = await driver.connect()
@@ -92,21 +68,6 @@ class Inputs(Cases):
             lease = await driver.answered(lambda timeout=timeout: lock().try_acquire(timeout))
             assert lease is not None
             await lease.release()
-
-    @case()
-    async def test_refused_timeouts_are_refused_everywhere(self, driver: FaceDriver) -> None:
-        """With ConfigurationError at the call, and nothing is acquired."""
-        client = await driver.connect()
-        name = driver.name()
-        for timeout in REFUSED:
-            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
-                client.lock(name, timeout=timeout)
-            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
-                await client.lock(name).acquire(timeout)
-            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
-                await client.lock(name).try_acquire(timeout)
-
-        assert await client.holders(name) == []
 
     @case()
     async def test_timeout_counts_while_standing_in_line(self, driver: FaceDriver) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from functools import partial
 
 import pytest
 
@@ -17,7 +15,7 @@ from lockkit.testing.timing import PATIENCE
 class EventLoops(Cases):
     """Each loop runs its own connections, and its leases end with it."""
 
-    @case()
+    @case(faces=["asyncio"])
     async def test_client_works_in_one_loop_after_another(self, driver: FaceDriver) -> None:
         """Also when leases of the loop before were neither released nor lost; those are lost then."""
         target, name = driver.target, driver.name()
@@ -45,27 +43,3 @@ class EventLoops(Cases):
         await driver.call(asyncio.run, last())
 
         assert tokens == sorted(set(tokens))
-
-    @case()
-    async def test_client_of_a_loop_that_runs_is_refused_in_another(self, driver: FaceDriver) -> None:
-        """Its events and connections belong there."""
-        target, name = driver.target, driver.name()
-        shared = lockkit.aio.connect(target.url, **target.options)
-        held, done = threading.Event(), threading.Event()
-
-        async def hold() -> None:
-            async with shared.lock(name, ttl=driver.timing.long):
-                held.set()
-                while not done.is_set():  # noqa: ASYNC110 - set by another thread
-                    await asyncio.sleep(0.01)
-            await shared.close()
-
-        thread = threading.Thread(target=partial(asyncio.run, hold()))
-        thread.start()
-        try:
-            assert held.wait(PATIENCE)
-            with pytest.raises(lockkit.LockError, match="one client per event loop, or one event loop after the other"):
-                await driver.call(asyncio.run, shared.ping())
-        finally:
-            done.set()
-            thread.join(PATIENCE)

@@ -23,16 +23,14 @@ from lockkit.testing.conformance.waiting import GivingUp
 from lockkit.testing.faults import FaultSuite
 from tests.conformance.inputs import Inputs
 from tests.conformance.leases import Blocks, Losses
-from tests.conformance.loops import EventLoops
 from tests.conformance.reentrancy import Reentrancy
-from tests.conformance.several import Several
 from tests.conformance.usage import Decorating, ThreadingLocks
 
-ENGINE_TARGETS = frozenset({"memory", "file", "redis", "postgresql", "etcd"})
-"""Where the cases of `ENGINE_OWNED` run: within the process, in files, and at servers of three kinds."""
+ENGINE_TARGETS = frozenset({"memory", "redis"})
+"""Where the cases of `ENGINE_OWNED` run: within the process, and at a server."""
 
 
-class EngineCases(Inputs, Blocks, Losses, Reentrancy, Several, Decorating, EventLoops, ThreadingLocks):
+class EngineCases(Inputs, Blocks, Losses, Reentrancy, Decorating, ThreadingLocks):
     """Cases of lockkit's own, which are not in the public suite: they ask nothing of a backend."""
 
 

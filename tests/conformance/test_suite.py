@@ -16,11 +16,12 @@ import pytest
 from lockkit.testing.conformance import ConformanceSuite, Target
 from lockkit.testing.conformance.base import FaceDriver, case
 from lockkit.testing.timing import PATIENCE
+from tests.conformance.loops import EventLoops
 from tests.conformance.selection import EngineCases, is_daily
 from tests.conformance.targets import TARGETS, Entry
 
 
-class TestConformance(ConformanceSuite, EngineCases):
+class TestConformance(ConformanceSuite, EngineCases, EventLoops):
     """All cases, with those that the engine alone decides, each on all targets that it is to run on."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

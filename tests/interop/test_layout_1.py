@@ -41,16 +41,13 @@ class Frozen:
     """A client of layout 1, for the lock ``seat``."""
 
     def take(self) -> bool:
-        """See `Frozen.take`."""
         """Take the lock if it is free; tell whether it was."""
         raise AssertionError
 
     def free(self) -> None:
-        """See `Frozen.free`."""
         """Free it."""
 
     def close(self) -> None:
-        """See `Frozen.close`."""
         """Close what the client has open."""
 
 
@@ -61,7 +58,6 @@ class FrozenRedis(Frozen):
         self._nodes = [redis.Redis(port=port) for port in ports]
 
     def take(self) -> bool:
-        """See `Frozen.take`."""
         got = [node.set("lockkit:seat", OWNER, nx=True, px=TTL_SECONDS * 1000) for node in self._nodes]
         taken = sum(map(bool, got)) > len(self._nodes) // 2
         if not taken:
@@ -69,7 +65,6 @@ class FrozenRedis(Frozen):
         return taken
 
     def free(self) -> None:
-        """See `Frozen.free`."""
         for node in self._nodes:
             if node.get("lockkit:seat") == OWNER.encode():
                 node.delete("lockkit:seat")
@@ -83,7 +78,6 @@ class FrozenEtcd(Frozen):
         self._lease = ""
 
     def take(self) -> bool:
-        """See `Frozen.take`."""
         self._lease = self._server.etcdctl("lease", "grant", str(TTL_SECONDS)).split()[1]
         self._server.etcdctl("put", f"--lease={self._lease}", f"lockkit/seat/{self._lease}", OWNER)
         oldest = self._server.etcdctl("get", "--prefix", "--keys-only", "--sort-by=CREATE", "lockkit/seat/").split()[0]
@@ -93,7 +87,6 @@ class FrozenEtcd(Frozen):
         return True
 
     def free(self) -> None:
-        """See `Frozen.free`."""
         self._server.etcdctl("lease", "revoke", self._lease)
 
 
@@ -106,7 +99,6 @@ class FrozenZooKeeper(Frozen):
         self._node = ""
 
     def take(self) -> bool:
-        """See `Frozen.take`."""
         path = f"/lockkit/seat/{OWNER}__lock__"
         self._node = self._client.create(path, b"", ephemeral=True, sequence=True, makepath=True)
         first = min(self._client.get_children("/lockkit/seat"), key=lambda name: name[-10:])
@@ -116,11 +108,9 @@ class FrozenZooKeeper(Frozen):
         return True
 
     def free(self) -> None:
-        """See `Frozen.free`."""
         self._client.delete(self._node)
 
     def close(self) -> None:
-        """See `Frozen.close`."""
         self._client.stop()
         self._client.close()
 
@@ -133,7 +123,6 @@ class FrozenTable(Frozen):
         self._now_us = now_us
 
     def take(self) -> bool:
-        """See `Frozen.take`."""
         until = f"{self._now_us} + {TTL_SECONDS}000000"
         return (
             self._execute(
@@ -144,7 +133,6 @@ class FrozenTable(Frozen):
         )
 
     def free(self) -> None:
-        """See `Frozen.free`."""
         self._execute(f"UPDATE lockkit_locks SET owner = NULL, expires_at_us = 0 WHERE owner = '{OWNER}'")  # noqa: S608
 
 
@@ -159,7 +147,6 @@ class FrozenFile(Frozen):
         fcntl.flock(self._client, fcntl.LOCK_EX)
 
     def take(self) -> bool:
-        """See `Frozen.take`."""
         with self._path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             boot, name, token, *_ = file.read().split(b"\n")[1].split(b" ")
@@ -179,7 +166,6 @@ class FrozenFile(Frozen):
         return True
 
     def free(self) -> None:
-        """See `Frozen.free`."""
         with self._path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             boot, name, token, *_ = file.read().split(b"\n")[1].split(b" ")
@@ -191,7 +177,6 @@ class FrozenFile(Frozen):
         os.pwrite(fd, head + lines, 0)
 
     def close(self) -> None:
-        """See `Frozen.close`."""
         self._client.close()
 
 

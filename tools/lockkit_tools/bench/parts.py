@@ -43,9 +43,9 @@ class ParentPipe:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def ready(self, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def ready(self) -> dict[str, Any]:
         """Say that this process is ready, and wait for the word to go; give what came with it."""
-        self.send({"ready": data or {}})
+        self.send({"ready": {}})
         await readable(self._connection.fileno())
         message: dict[str, Any] = self._connection.recv()["go"]
         return message

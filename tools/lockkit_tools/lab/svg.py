@@ -86,11 +86,11 @@ class _Canvas:
         self.parts += self.labels
         self.labels = []
 
-    def paragraph(self, text: str, size: float, style: str = "", *, x: float = MARGIN, gap: float = 4.0) -> None:
+    def paragraph(self, text: str, size: float, style: str = "", *, x: float = MARGIN) -> None:
         # Bold text is wider.
         room = (WIDTH - MARGIN - x) / (1.12 if "strong" in style or "title" in style else 1.0)
         for line in wrap(text, room, size):
-            self.y += size + gap
+            self.y += size + 4
             self.text(x, self.y, line, style)
 
     def rect(self, x: float, y: float, width: float, height: float, paint: str, *, extra: str = "") -> None:

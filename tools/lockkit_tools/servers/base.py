@@ -121,7 +121,6 @@ class Server(Service):
 
     Args:
         port: Port to listen on; None takes a free one, which it keeps until `close`.
-        start_timeout: Seconds until a server that does not answer counts as failed.
         password: Of the user that `url` names; None: nobody is asked for one.
         durable: Flush changes to the disk, as a real server does.  False is faster, and still survives a crash of the
             process, though not of the machine.
@@ -147,7 +146,6 @@ class Server(Service):
         self,
         *,
         port: int | None = None,
-        start_timeout: Seconds = START_TIMEOUT,
         password: str | None = None,
         durable: bool = False,
         tls: bool = False,
@@ -160,7 +158,6 @@ class Server(Service):
         self._ports = Ports()
         self._chosen_port = port
         self._port_by_use: dict[str, int] = {}
-        self._start_timeout = start_timeout
         self._directory: TemporaryDirectory | None = None
         self._process: Process | None = None
         self._certificates: Certificates | None = None
@@ -322,7 +319,7 @@ class Server(Service):
     def wait_ready(self) -> None:
         """Asks the launched server until it is ready."""
         process = self._running_process()
-        deadline = time.monotonic() + self._start_timeout
+        deadline = time.monotonic() + START_TIMEOUT
         while (missing := self._missing()) is not None:
             ended = process.wait(ASK_INTERVAL)
             if ended or time.monotonic() > deadline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from lockkit_tools.servers.base import Server, ServerGroup
@@ -22,7 +22,6 @@ class PgBouncer(Server):
     Args:
         pool_mode: When a server connection goes back to the pool.
         pool_size: Server connections for each user and database.
-        settings: Further lines of the section ``[pgbouncer]``.
     """
 
     kind = "pgbouncer"
@@ -34,9 +33,8 @@ class PgBouncer(Server):
         *,
         pool_mode: PoolMode = "transaction",
         pool_size: int = 20,
-        settings: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(settings=settings)
+        super().__init__()
         self.server = server
         self.pool_mode = pool_mode
         self.pool_size = pool_size
@@ -64,7 +62,6 @@ class PgBouncer(Server):
             "max_client_conn": "500",
             # By default it looks after 15 s whether a server that was down is back.
             "server_login_retry": "0.1",
-            **self.settings,
         }
         target = f"host={self.server.host} port={self.server.port}"
         self.write(
@@ -85,19 +82,12 @@ class PooledPostgres(ServerGroup):
     Args:
         pool_mode: When a server connection goes back to the pool.
         pool_size: Server connections for each user and database.
-        password: The superuser's password at the server.
     """
 
     kind = "pgbouncer"
 
-    def __init__(
-        self,
-        *,
-        pool_mode: PoolMode = "transaction",
-        pool_size: int = 20,
-        password: str | None = None,
-    ) -> None:
-        self.server = PostgresServer(password=password)
+    def __init__(self, *, pool_mode: PoolMode = "transaction", pool_size: int = 20) -> None:
+        self.server = PostgresServer()
         self.bouncer = PgBouncer(self.server, pool_mode=pool_mode, pool_size=pool_size)
 
     @property

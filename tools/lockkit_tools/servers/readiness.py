@@ -36,14 +36,14 @@ def ask_redis(host: str, port: int) -> str | None:
     return None
 
 
-def ask_postgresql(host: str, port: int, *, user: str = "postgres", database: str = "postgres") -> str | None:
+def ask_postgresql(host: str, port: int) -> str | None:
     """
     Begins a session and leaves before it logs in.
 
     PostgreSQL listens before it has recovered; asked then, it answers with an error
     (57P03) where it would otherwise say how to log in.
     """
-    words = b"".join(word.encode() + b"\0" for word in ("user", user, "database", database, ""))
+    words = b"".join(word.encode() + b"\0" for word in ("user", "postgres", "database", "postgres", ""))
     protocol_3 = (3 << 16).to_bytes(4)
     request = (len(words) + 8).to_bytes(4) + protocol_3 + words
     with socket.create_connection((host, port), ASK_TIMEOUT) as connection:

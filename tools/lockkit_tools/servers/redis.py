@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote, urlencode
 
 from lockkit.units import Seconds
@@ -14,7 +15,55 @@ from lockkit_tools.servers.resp import Reply, RespConnection
 from lockkit_tools.servers.tls import Certificates
 
 
-class RedisServer(Server):
+class RedisProgram(Server):
+    """What a node and a Sentinel have in common: the program, which rewrites its file, and its protocol."""
+
+    file: ClassVar[str]
+    """Name of the configuration file."""
+    login: tuple[str, str] | None = None
+
+    @abstractmethod
+    def configuration(self) -> list[tuple[str, str]]:
+        """The lines of a new file."""
+
+    def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
+        """A connection for administration, logged in; close it after use."""
+        ca = self.certificates.ca if self.tls else None
+        connection = RespConnection((self.host, self.port), ca=ca, timeout=timeout)
+        credentials = self.login or (("default", self.password) if self.password else None)
+        try:
+            if credentials is not None:
+                connection.call("AUTH", *credentials)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def call(self, *words: str | int | bytes) -> Reply:
+        """The answer to one command, on a connection of its own."""
+        with self.connect() as connection:
+            return connection.call(*words)
+
+    def command(self) -> Sequence[str]:
+        return [str(find_program("redis-server", "valkey-server")), str(self.directory / self.file)]
+
+    def prepare(self) -> None:
+        """
+        Writes the configuration, unless it is there.
+
+        The server rewrites its file when a Sentinel gives it another role, a Sentinel what it learnt; a restart must
+        not take that back.  `erase` removes it.
+        """
+        if not (self.directory / self.file).exists():
+            self.write(self.file, "".join(f"{name} {value}\n" for name, value in self.configuration()))
+
+    def erase(self) -> None:
+        """Removes data and configuration, as if it were set up anew."""
+        super().erase()
+        (self.directory / self.file).unlink(missing_ok=True)
+
+
+class RedisServer(RedisProgram):
     """
     A Redis node on 127.0.0.1, without persistence unless asked for.
 
@@ -34,6 +83,7 @@ class RedisServer(Server):
     """
 
     kind = "redis"
+    file = "redis.conf"
 
     def __init__(
         self,
@@ -93,51 +143,10 @@ class RedisServer(Server):
             return f"{quote(user, safe='')}:{quote(password, safe='')}@"
         return f":{quote(self.password, safe='')}@" if self.password is not None else ""
 
-    def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
-        """A connection for administration, logged in; close it after use."""
-        ca = self.certificates.ca if self.tls else None
-        connection = RespConnection((self.host, self.port), ca=ca, timeout=timeout)
-        credentials = self.login or (("default", self.password) if self.password else None)
-        try:
-            if credentials is not None:
-                connection.call("AUTH", *credentials)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def call(self, *words: str | int | bytes) -> Reply:
-        """The answer to one command, on a connection of its own."""
-        with self.connect() as connection:
-            return connection.call(*words)
-
     def role(self) -> str:
         """``"master"`` or ``"slave"``, as the server sees itself."""
         with self.connect() as connection:
             return connection.info("replication")["role"]
-
-    def command(self) -> Sequence[str]:
-        program = find_program("redis-server", "valkey-server")
-        return [str(program), str(self.directory / "redis.conf")]
-
-    def prepare(self) -> None:
-        """
-        Writes redis.conf, unless it is there.
-
-        The server rewrites its file when a Sentinel gives it another role; a restart must
-        not take that back.  `erase` removes it.
-        """
-        if not (self.directory / "redis.conf").exists():
-            if "cluster-enabled" in self.settings:
-                # Of its peers: by default the clients' + 10000, which may not be free.
-                self.settings["cluster-port"] = str(self.port_for("peers"))
-            lines = [f"{name} {value}" for name, value in self._configuration()]
-            self.write("redis.conf", "\n".join(lines) + "\n")
-
-    def erase(self) -> None:
-        """Removes data and configuration, as if the node were set up anew."""
-        super().erase()
-        (self.directory / "redis.conf").unlink(missing_ok=True)
 
     def ask(self) -> str | None:
         """Ready when it answers PING, is the process that we started, and is in sync."""
@@ -153,7 +162,10 @@ class RedisServer(Server):
             return None
         return "the replica has not caught up with its master"
 
-    def _configuration(self) -> list[tuple[str, str]]:
+    def configuration(self) -> list[tuple[str, str]]:
+        if "cluster-enabled" in self.settings:
+            # Of its peers: by default the clients' + 10000, which may not be free.
+            self.settings["cluster-port"] = str(self.port_for("peers"))
         lines = [
             ("bind", self.host),
             ("port", "0" if self.tls else str(self.port)),

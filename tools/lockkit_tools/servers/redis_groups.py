@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lockkit.units import Seconds
 from lockkit_tools.servers.base import Server, ServerGroup, wait_until
-from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.errors import ServerError
-from lockkit_tools.servers.redis import RedisServer, quoted
-from lockkit_tools.servers.resp import Reply, RespConnection, fields
+from lockkit_tools.servers.redis import RedisProgram, RedisServer, quoted
+from lockkit_tools.servers.resp import Reply, fields
 
 # All of Cluster's hash slots.
 SLOTS_COUNT = 16_384
@@ -53,7 +51,7 @@ class RedisNodes(ServerGroup):
         return f"redlocks://{hosts}/0?{self.nodes[0].tls_query}"
 
 
-class Sentinel(Server):
+class Sentinel(RedisProgram):
     """
     One Sentinel that watches `master`.
 
@@ -64,6 +62,7 @@ class Sentinel(Server):
     """
 
     kind = "redis-sentinel"
+    file = "sentinel.conf"
 
     def __init__(self, master: RedisServer, *, quorum: int, down_after_ms: int) -> None:
         super().__init__()
@@ -76,10 +75,6 @@ class Sentinel(Server):
         """``redis+sentinel://…`` with this Sentinel only."""
         return f"redis+sentinel://{self.address}/{RedisSentinels.name}/0"
 
-    def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
-        """A connection for administration; close it after use."""
-        return RespConnection((self.host, self.port), timeout=timeout)
-
     def master(self) -> dict[str, str]:
         """What this Sentinel knows of the master now."""
         with self.connect() as connection:
@@ -91,33 +86,24 @@ class Sentinel(Server):
             return [_pairs(reply) for reply in connection.call_list("SENTINEL", "REPLICAS", RedisSentinels.name)]
 
     def command(self) -> Sequence[str]:
-        program = find_program("redis-server", "valkey-server")
-        return [str(program), str(self.directory / "sentinel.conf"), "--sentinel"]
+        return [*super().command(), "--sentinel"]
 
-    def prepare(self) -> None:
-        """Writes sentinel.conf unless it is there: the Sentinel keeps what it learnt in it."""
-        if (self.directory / "sentinel.conf").exists():
-            return
+    def configuration(self) -> list[tuple[str, str]]:
         name, master = RedisSentinels.name, self._master
         lines = [
-            f"bind {self.host}",
-            f"port {self.port}",
-            f"dir {self.data}",
-            "daemonize no",
-            "protected-mode no",
-            f"sentinel monitor {name} {master.host} {master.port} {self._quorum}",
-            f"sentinel down-after-milliseconds {name} {self._down_after_ms}",
+            ("bind", self.host),
+            ("port", str(self.port)),
+            ("dir", str(self.data)),
+            ("daemonize", "no"),
+            ("protected-mode", "no"),
+            ("sentinel monitor", f"{name} {master.host} {master.port} {self._quorum}"),
+            ("sentinel down-after-milliseconds", f"{name} {self._down_after_ms}"),
             # A failover that did not come off is tried again after twice this time.
-            f"sentinel failover-timeout {name} {2 * self._down_after_ms}",
+            ("sentinel failover-timeout", f"{name} {2 * self._down_after_ms}"),
         ]
         if master.password is not None:
-            lines.append(f"sentinel auth-pass {name} {quoted(master.password)}")
-        self.write("sentinel.conf", "\n".join(lines) + "\n")
-
-    def erase(self) -> None:
-        """Removes what the Sentinel learnt."""
-        super().erase()
-        (self.directory / "sentinel.conf").unlink(missing_ok=True)
+            lines.append(("sentinel auth-pass", f"{name} {quoted(master.password)}"))
+        return lines
 
     def ask(self) -> str | None:
         """Ready when it answers PING."""

@@ -35,7 +35,6 @@ class RespConnection:
     Args:
         address: ``(host, port)``, or the path of a Unix socket.
         ca: Certificate that signed the server's, for TLS.
-        certificate: Files with our own certificate and its key, for TLS.
         timeout: Seconds to wait for the connection and for each answer.
     """
 
@@ -44,7 +43,6 @@ class RespConnection:
         address: tuple[str, int] | Path,
         *,
         ca: Path | None = None,
-        certificate: tuple[Path, Path] | None = None,
         timeout: Seconds = TIMEOUT,
     ) -> None:
         self._parser = resp.Parser()
@@ -52,7 +50,7 @@ class RespConnection:
         self._socket = plain = _connect(address, timeout)
         if ca is not None:
             try:
-                self._socket = _wrap(plain, ca, certificate)
+                self._socket = _wrap(plain, ca)
             except BaseException:
                 plain.close()
                 raise
@@ -152,9 +150,7 @@ def _connect(address: tuple[str, int] | Path, timeout: Seconds) -> socket.socket
     return connection
 
 
-def _wrap(plain: socket.socket, ca: Path, certificate: tuple[Path, Path] | None) -> ssl.SSLSocket:
+def _wrap(plain: socket.socket, ca: Path) -> ssl.SSLSocket:
     context = ssl.create_default_context(cafile=str(ca))
     context.check_hostname = False  # a test may need a server whose certificate is for another host
-    if certificate is not None:
-        context.load_cert_chain(*certificate)
     return context.wrap_socket(plain, server_hostname="127.0.0.1")

@@ -41,7 +41,6 @@ class ZooKeeperServer(Member):
     A ZooKeeper server on 127.0.0.1.
 
     Args:
-        tick_ms: ZooKeeper's unit of time; sessions last at least two of it.
         properties: Java system properties, e.g.
             ``{"znode.container.checkIntervalMs": "500"}``.
         options: See `Server`. With `tls`, `url` leads to a second port; clients need a certificate.
@@ -49,9 +48,8 @@ class ZooKeeperServer(Member):
 
     kind = "zookeeper"
 
-    def __init__(self, *, tick_ms: int = TICK_MS, properties: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, *, properties: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.tick_ms = tick_ms
         self.properties = dict(properties or {})
         self.peers: Sequence[ZooKeeperServer] = ()
 
@@ -98,7 +96,7 @@ class ZooKeeperServer(Member):
     def prepare(self) -> None:
         """Writes zoo.cfg, and the member's number if it is one of several."""
         lines = {
-            "tickTime": str(self.tick_ms),
+            "tickTime": str(TICK_MS),
             "maxSessionTimeout": str(SESSION_MAX_MS),
             "dataDir": str(self.data),
             "clientPort": str(self.port),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial, wraps
@@ -16,6 +18,7 @@ import pytest
 import lockkit
 from lockkit.sync import ThreadingLock
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case
+from lockkit.testing.timing import PATIENCE
 
 
 class Decorating(Cases):
@@ -205,21 +208,75 @@ class Decorating(Cases):
                 client.lock(driver.name())(plain)
 
 
+def _answered(acquire: Callable[..., bool], *arguments: Any, **keywords: Any) -> bool:
+    """Call as `FaceDriver.answered` does."""
+    deadline = FaceDriver.now() + PATIENCE
+    while True:
+        try:
+            return acquire(*arguments, **keywords)
+        except lockkit.BackendUnavailable:
+            if FaceDriver.now() > deadline:
+                raise
+
+
 class ThreadingLocks(Cases):
-    """``as_threading_lock()``: what CPython's own tests of a lock (``tests/test_threading_lock.py``) leave out."""
+    """``as_threading_lock()``."""
+
+    @staticmethod
+    def _lock(driver: FaceDriver, client: lockkit.Client, name: str) -> ThreadingLock:
+        return client.lock(name, ttl=driver.timing.long).as_threading_lock()
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_has_the_signatures_of_threading(self, driver: FaceDriver) -> None:
+        """acquire(blocking=True, timeout=-1) -> bool, release(), locked(), with."""
+        name = driver.name()
+        with driver.target.connect() as client:
+            lock, other = self._lock(driver, client, name), self._lock(driver, client, name)
+
+            assert lock.acquire() is True
+            assert lock.locked()
+            assert _answered(other.acquire, blocking=False) is False
+            assert _answered(other.acquire, True, 0.05) is False  # noqa: FBT003 - as threading.Lock is called
+            lock.release()
+            assert not lock.locked()
+            with other as entered:
+                assert entered is True
+                assert _answered(lock.acquire, blocking=False) is False
+            assert lock.acquire(timeout=20) is True
+            lock.release()
 
     @case(faces=["blocking"])
     async def test_threading_lock_refuses_what_threading_refuses(self, driver: FaceDriver) -> None:
-        """With the same exceptions; a wrong timeout is among CPython's tests."""
+        """With the same exceptions."""
         with driver.target.connect() as client:
-            lock = client.lock(driver.name(), ttl=driver.timing.long).as_threading_lock()
+            lock = self._lock(driver, client, driver.name())
             with pytest.raises(RuntimeError, match="unlocked"):
                 lock.release()
-            with pytest.raises(OverflowError, match="timeout"):
-                lock.acquire(timeout=inf)
+            with pytest.raises(ValueError, match="timeout"):
+                lock.acquire(blocking=False, timeout=1)
+            with pytest.raises(ValueError, match="timeout"):
+                lock.acquire(timeout=-2)
+            for seconds in (threading.TIMEOUT_MAX + 1, inf):
+                with pytest.raises(OverflowError, match="timeout"):
+                    lock.acquire(timeout=seconds)
             with pytest.raises(ValueError, match="timeout"):
                 lock.acquire(timeout=nan)
             assert not lock.locked()
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_can_be_referred_to_and_shown_as_one(self, driver: FaceDriver) -> None:
+        """Weakly, as libraries that keep a lock per object do; its repr says whether it is locked."""
+        with driver.target.connect() as client:
+            lock = self._lock(driver, client, driver.name())
+            reference = weakref.ref(lock)
+            assert reference() is lock
+            assert repr(lock).startswith("<unlocked lockkit.ThreadingLock object ")
+            with lock:
+                assert repr(lock).startswith("<locked lockkit.ThreadingLock object ")
+            assert repr(lock).startswith("<unlocked ")
+            del lock
+            gc.collect()
+            assert reference() is None
 
     @case(faces=["blocking"])
     async def test_threading_lock_left_after_its_loss_does_not_free_the_next_holder(self, driver: FaceDriver) -> None:
@@ -258,3 +315,22 @@ class ThreadingLocks(Cases):
             b.join(120)
             assert seen == [True]
             assert other.holders(name) == []
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_may_be_released_by_another_thread(self, driver: FaceDriver) -> None:
+        """And a waiting thread gets it."""
+        name = driver.name()
+        with driver.target.connect() as client:
+            lock, theirs = self._lock(driver, client, name), self._lock(driver, client, name)
+            lock.acquire()
+            got: list[bool] = []
+            waiting = threading.Thread(target=lambda: got.append(theirs.acquire(timeout=20)))
+            waiting.start()
+
+            releasing = threading.Thread(target=lock.release)
+            releasing.start()
+            releasing.join(20)
+            waiting.join(20)
+
+            assert got == [True]
+            theirs.release()

@@ -39,7 +39,7 @@ def test_list_shows_who_holds_what(url: str, client: lockkit.Client) -> None:
     assert "other" not in done.stdout
 
 
-@pytest.mark.parametrize("width", [100, 60, 30, 10])
+@pytest.mark.parametrize("width", [60, 10])
 def test_narrow_list_breaks_no_name(cli: Cli, width: int, url: str, client: lockkit.Client) -> None:
     """It leaves out columns first: the name, with its spaces, and who holds it, stay."""
     name = "orders:customer-1234567 of May"
@@ -156,14 +156,6 @@ def test_wait_tells_once_that_it_retries(url: str, monkeypatch: pytest.MonkeyPat
     done = run("wait", "a", "--url", url)
 
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "lockkit: no answer; lockkit retries\n")
-
-
-def test_wait_without_an_answer_is_69() -> None:
-    """At the timeout."""
-    done = run("wait", "a", "--url", "redis://127.0.0.1:1", "--timeout", "0")
-
-    assert done.exit_code == 69
-    assert "127.0.0.1:1" in done.stderr
 
 
 # -- ping --------------------------------------------------------------------------------------------------------------

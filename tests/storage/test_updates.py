@@ -15,6 +15,7 @@ from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import FaultProxy
 from tests.storage.sql.support import Base
 from tests.storage.stores import DATABASES, SERVERS, Store, opened
+from tests.tries import beside
 
 
 @pytest.fixture(scope="module", params=[*SERVERS, *DATABASES])
@@ -148,6 +149,7 @@ def test_function_may_be_async_with_asyncio_only(store: Store) -> None:
         ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
     ],
 )
+@pytest.mark.parametrize("kept", ["redis", "sqlite"], indirect=True)
 def test_bad_input_is_named(store: Store, face: str, arguments: dict[str, Any], message: str) -> None:
     """Wrong calls tell what is right, and change nothing."""
     with pytest.raises(lockkit.ConfigurationError, match=message):
@@ -187,11 +189,8 @@ def test_changes_of_many_writers_are_all_counted(store: Store) -> None:
         for _ in range(20):
             store.update("sync", add, attempts=None, timeout=PATIENCE)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * PATIENCE)
+    for writer in [beside(work) for _ in range(4)]:
+        writer.result(4 * PATIENCE)
 
     assert store.value() == "80"
     # Some were asked again: otherwise they never met, and this shows nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +17,7 @@ import lockkit.sql
 from lockkit.fencing import TOKEN_MAX, AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 from tests.storage.sql import support
 from tests.storage.sql.support import Base
+from tests.tries import beside
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 
@@ -297,12 +298,11 @@ def test_stale_writer_that_came_first_is_waited_for_and_a_later_one_refused(base
         change(newer, 1)
         newer.commit()
         change(older, 5)
-        thread = threading.Thread(target=change, args=(newer, 6))
-        thread.start()
-        thread.join(0.3)
-        assert thread.is_alive()
+        waiting = beside(change, newer, 6)
+        time.sleep(0.3)
+        assert not waiting.done()
         older.commit()
-        thread.join(support.PATIENCE)
+        waiting.result(support.PATIENCE)
         newer.commit()
 
         with pytest.raises(lockkit.StaleToken):

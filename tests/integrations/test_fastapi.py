@@ -1,4 +1,4 @@
-"""FastAPI on uvicorn with four workers: locked endpoints, one leader, idempotency keys, clients that go away."""
+"""FastAPI on uvicorn with two workers: locked endpoints, one leader, idempotency keys, clients that go away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockkit_tools.servers._ports import Ports
 from tests.cli.support import PATIENCE, ROOT, Cli, alive, children
 from tests.tries import until
 
-WORKERS = 4
+WORKERS = 2
 
 
 class Server:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +12,13 @@ import hypothesis.strategies as st
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import lockkit
 from lockkit.fencing import TOKEN_MAX, AsyncSqlGuard, SqlGuard, TokenGuard
 from tests.storage.redis.support import Face
-from tests.storage.sql.support import Base
+from tests.storage.sql.support import DRIVERS, Base
 
 LARGE = 2**53
 """Around here Lua's numbers no longer tell neighbours apart."""
@@ -53,24 +55,27 @@ def asked(ask: Callable[[Callable[[Any], Any]], Any], reset: Callable[[], object
     )
 
 
-def in_sql(face: str, base: Base) -> Guard:
-    """In a database."""
+def in_sql(face: str, base: Base, stack: ExitStack) -> Guard:
+    """In a database, over one engine."""
+    engine = stack.enter_context(base.engine())
+    runner = stack.enter_context(asyncio.Runner())
+    aio = create_async_engine(f"{DRIVERS[base.kind][1]}://{base.place}")
+    stack.callback(lambda: runner.run(aio.dispose()))
 
-    def ask(what: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what is asked
-        if face == "sync":
-            with base.engine() as engine, Session(engine) as session, session.begin():
-                return what(SqlGuard(session))
+    async def ask_async(what: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what is asked
+        async with AsyncSession(aio) as session, session.begin():
+            return await what(AsyncSqlGuard(session))
 
-        async def main(engine: Any) -> Any:  # noqa: ANN401 - an AsyncEngine
-            async with AsyncSession(engine) as session, session.begin():
-                return await what(AsyncSqlGuard(session))
-
-        return base.aio(main)
+    def ask(what: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - see above
+        if face == "asyncio":
+            return runner.run(ask_async(what))
+        with Session(engine) as session, session.begin():
+            return what(SqlGuard(session))
 
     def reset() -> None:
-        with base.engine() as engine:
-            if sa.inspect(engine).has_table("lockkit_fences"):
-                base.rows("DELETE FROM lockkit_fences")
+        with engine.begin() as connection:
+            if sa.inspect(connection).has_table("lockkit_fences"):
+                connection.execute(sa.text("DELETE FROM lockkit_fences"))
 
     return asked(ask, reset)
 
@@ -79,17 +84,19 @@ STORES = [f"{kind}-{face}" for kind in ("redis", "postgresql", "mariadb", "sqlit
 
 
 @pytest.fixture(params=["process", *STORES])
-def guard(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Guard:
+def guard(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Iterator[Guard]:
     """Each guard in turn, which has seen no token."""
     kind, _, face = request.param.partition("-")
-    if kind == "process":
-        return in_process()
-    if kind == "redis":
-        data = request.getfixturevalue("data")
-        return asked(Face(face, request.getfixturevalue("server").port).guard, data.flushall)
-    made = in_sql(face, bases[kind])
-    made.reset()
-    return made
+    with ExitStack() as stack:
+        if kind == "process":
+            made = in_process()
+        elif kind == "redis":
+            data = request.getfixturevalue("data")
+            made = asked(Face(face, request.getfixturevalue("server").port).guard, data.flushall)
+        else:
+            made = in_sql(face, bases[kind], stack)
+        made.reset()
+        yield made
 
 
 def test_newest_token_decides(guard: Guard) -> None:

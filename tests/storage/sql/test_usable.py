@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -42,13 +40,6 @@ DRIVERS = [
     ("sqlite", "asyncio", "sqlite+aiosqlite", {"isolation_level": None}),
 ]
 """The arguments that have a driver commit each statement, without a word to SQLAlchemy; None: its attribute does it."""
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bases]:
-    """Databases by kind."""
-    with ExitStack() as stack:
-        yield Bases(tmp_path_factory.mktemp("usable"), stack)
 
 
 def money(base: Base) -> int:

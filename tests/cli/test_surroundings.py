@@ -107,10 +107,10 @@ def test_backends_of_any_locale(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["ping", "doctor", "holders a --url", "wait a --timeout 0 --url"])
+@pytest.mark.parametrize("command", ["ping", "doctor"])
 def test_what_a_driver_logs_is_not_shown(cli: Cli, command: str) -> None:
     """What kazoo warns of says in Python's words what the one line says in ours."""
-    done = cli.run(*command.split(), "zookeeper://127.0.0.1:1")
+    done = cli.run(command, "zookeeper://127.0.0.1:1")
 
     assert done.returncode == 69
     assert done.stderr.startswith("lockkit: ")

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
-from lockkit.optimistic import DELETE
+from lockkit.optimistic import DELETE, update_node
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import FaultProxy
 from tests.storage.sql.support import Base
-from tests.storage.stores import DATABASES, SERVERS, Store, opened
+from tests.storage.stores import DATABASES, SERVERS, Store, ZooKeeperStore, opened
 from tests.tries import beside
 
 
@@ -175,6 +176,26 @@ def test_change_whose_answer_was_lost_is_not_made_twice(store: Store, face: str)
             behind.update(face, count)
         assert dropped[0].wait(PATIENCE)
     assert store.value() == "counted"
+
+
+@pytest.mark.parametrize("kept", ["zookeeper"], indirect=True)
+def test_node_that_cannot_be_changed_is_told(kept: Store) -> None:
+    """With what would be right; without a connection nothing is left for kazoo to send later."""
+    assert isinstance(kept, ZooKeeperStore)
+    kept.client.ensure_path("/parent/child")
+    unchecked: Any = update_node
+    for client, path, fn, problem in (
+        ("zk", "/x", bytes, "KazooClient"),
+        (kept.client, "x", bytes, "slash"),
+        (kept.client, b"/x", bytes, "slash"),
+        (kept.client, "/x", lambda _: 5, "bytes or a str"),
+        (kept.client, "/none/x", lambda _: b"", "parent"),
+        (kept.client, "/parent", lambda _: DELETE, "children"),
+    ):
+        with pytest.raises(lockkit.ConfigurationError, match=problem):
+            unchecked(client, path, fn)
+    with pytest.raises(lockkit.BackendUnavailable, match="started"):
+        update_node(KazooClient(kept.address), "/x", lambda _: b"")
 
 
 def test_changes_of_many_writers_are_all_counted(store: Store) -> None:

@@ -59,11 +59,14 @@ def test_holders_of_a_free_lock(url: str) -> None:
 
 
 def test_break_with_yes_frees_the_lock(tmp_path: Path, url: str, lease: lockkit.Lease) -> None:
-    """The holder no longer holds, and the next token is higher."""
+    """The holder no longer holds, and the next token is higher. There is nothing to ask about a free lock."""
     done = run_here("break", "a", "--yes", "--url", url)
 
     assert (done.exit_code, done.stdout) == (0, f"broke 'a' at file://{tmp_path}/locks\n")
     assert not lease.confirm()
+    free, as_json = run_here("break", "a", "--url", url), run_here("break", "a", "--yes", "--json", "--url", url)
+    assert (free.exit_code, free.stdout) == (0, f"nobody held 'a' at file://{tmp_path}/locks\n")
+    assert json.loads(as_json.stdout)["broken"] is False
     with lockkit.connect(url) as client, client.lock("a") as following:
         assert following.token > lease.token
 
@@ -111,21 +114,6 @@ def test_break_leaves_data_of_an_application_alone() -> None:
         assert [(row["name"], row["metadata"]["text"][:3], row["since"]) for row in listed] == [("x", "[[[", 1795e6)]
         assert "appeared   'x'" in watched.stdout
         assert (forced.exit_code, redis.get("user:1")) == (0, None)
-
-
-def test_break_as_json(url: str, lease: lockkit.Lease) -> None:
-    """It says whether there was anything to break."""
-    broken = [json.loads(run_here("break", "a", "--yes", "--json", "--url", url).stdout)["broken"] for _ in range(2)]
-
-    assert broken == [True, False]
-    assert not lease.confirm()
-
-
-def test_break_of_a_free_lock_asks_nothing(tmp_path: Path, url: str) -> None:
-    """There is nothing to be careful about."""
-    done = run_here("break", "a", "--url", url)
-
-    assert (done.exit_code, done.stdout) == (0, f"nobody held 'a' at file://{tmp_path}/locks\n")
 
 
 def test_break_without_a_terminal_needs_yes(url: str, lease: lockkit.Lease) -> None:

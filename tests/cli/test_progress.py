@@ -43,12 +43,6 @@ def test_file_is_the_users_alone_and_goes_with_the_command(cli: Cli) -> None:
     assert not path.parent.exists()
 
 
-def test_command_without_stall_has_no_file(cli: Cli) -> None:
-    """And none that another run has given it."""
-    done = cli.run("run", "a", "--", "printenv", "LOCKKIT_BEAT")
-    assert (done.returncode, done.stdout) == (1, "")
-
-
 def test_leader_without_progress_is_replaced(cli: Cli) -> None:
     """Lockkit campaigns again, and the command of the next term begins anew."""
     script = 'echo "$LOCKKIT_TOKEN" >> terms; test $(wc -l < terms) -ge 2 || sleep 60'

@@ -12,7 +12,6 @@ import pytest
 
 from lockkit.runtime import monotonic
 from tests.cli.support import Cli
-from tests.tries import until
 
 
 def hold(cli: Cli, name: str = "a") -> Popen[str]:
@@ -116,21 +115,6 @@ def test_wrong_grace_is_told_though_the_lock_is_busy(cli: Cli) -> None:
     assert holder.poll() is None
 
 
-def test_wait_gets_the_lock_when_the_holder_ends(cli: Cli) -> None:
-    """The default waits, and the tokens tell the order."""
-    holder = hold(cli)
-    first = cli.holders("a")[0].token
-    waiter = cli.start("run", "a", "--", "sh", "-c", "echo $LOCKKIT_TOKEN")
-    until(lambda: cli.holders("a")[0].waiters == 1)
-
-    holder.communicate(timeout=60)
-    out, _ = waiter.communicate(timeout=60)
-
-    assert waiter.returncode == 0
-    assert first is not None
-    assert int(out) > first
-
-
 def test_command_knows_its_lease(cli: Cli) -> None:
     """Name, token, owner and deadline stand in the environment; token, owner and metadata are those of `holders`."""
     name = "größe /{}% 日本"
@@ -162,15 +146,6 @@ def test_command_inherits_nothing_of_lockkit(cli: Cli) -> None:
     assert fds == sorted([*plain_fds, "100"])
     assert json.loads(alone.stdout)[0] == plain_fds
     assert set(names) == set(plain_names) | added
-
-
-def test_input_and_output_are_the_commands(cli: Cli) -> None:
-    """A run can stand in a pipeline."""
-    running = cli.start("run", "a", "--", "tr", "a-z", "A-Z", stdin=-1)
-
-    out, err = running.communicate("hello\n", timeout=60)
-
-    assert (out, err, running.returncode) == ("HELLO\n", "", 0)
 
 
 def test_min_hold_keeps_out_a_host_whose_clock_is_late(cli: Cli) -> None:

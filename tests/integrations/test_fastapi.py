@@ -295,15 +295,6 @@ def test_repeat_while_the_first_request_runs_is_409(server: Server) -> None:
     assert server.lines("payments").count("21") == 1
 
 
-def test_error_is_not_stored(server: Server) -> None:
-    """The work was not done: the key may be tried again."""
-    for _ in range(2):
-        answer = server.ask("/payments?status=402", json={"amount": 22}, headers=key("e"))
-        assert answer.status_code == 402
-
-    assert server.lines("payments").count("22") == 2
-
-
 def test_response_that_is_too_large_to_store_is_done_all_the_same(server: Server) -> None:
     """The first client gets it; repeats are told that it was done."""
     first = server.ask("/payments", json={"amount": 30_000}, headers=key("f"))

@@ -77,7 +77,7 @@ _WORDS: Final = tuple(
         (r"\b(?:client\.)?holders\(\)", "lockkit holders"),
         (r"\bclient\.holders\(name\)", "lockkit holders NAME"),
         (r"\bforce=True\b", "--force"),
-        (r"\bcapabilities\.(min_ttl|listing)\b", "see lockkit backends"),
+        (r"\bcapabilities\.\w+(, capabilities\.\w+)*", "see lockkit backends"),
         (r"\bask for each lock's holders\b", "use lockkit holders NAME"),
         (r"\bAsk for the holders of each name\b", "Use lockkit holders NAME"),
         (r"^(metadata|ttl|timeout|grace) (?=must|cannot|of election)", r"--\1 "),

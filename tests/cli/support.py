@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
+import lockkit
+from lockkit.backend import Holder
 from lockkit_tools.servers._process import find_process, process_table
 from tests.cli.forked import ForkedCommand, can_fork
 from tests.tries import until
@@ -79,12 +81,10 @@ class Cli:
         out, err = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
-    def holders(self, name: str, *args: str) -> list[dict[str, Any]]:
-        """Who holds a lock, by ``lockkit holders``."""
-        done = self.run("holders", name, "--json", *args)
-        assert done.returncode == 0, done.stderr
-        holders: list[dict[str, Any]] = json.loads(done.stdout)["holders"]
-        return holders
+    def holders(self, name: str, url: str | None = None) -> Sequence[Holder]:
+        """Who holds a lock; of those that the commands use by default, unless it is at a URL."""
+        with lockkit.connect(url or f"file:{self.home}/state/locks") as client:
+            return client.holders(name)
 
     def close(self) -> None:
         """Ends what a failed test left running."""
@@ -97,11 +97,11 @@ class Cli:
                     pipe.close()
 
 
-def run_here(*args: str) -> Result:
+def run_here(*args: str, columns: int = 200) -> Result:
     """Run ``lockkit`` in this process, which is quicker; it has no terminal, and wide lines."""
     from lockkit.cli.app import app  # noqa: PLC0415 - programs that only need `Cli` do not
 
-    return CliRunner().invoke(app, list(args), prog_name="lockkit", env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, list(args), prog_name="lockkit", env={"COLUMNS": str(columns)})
 
 
 def alive(pid: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockkit_tools.servers import RedisServer
-from tests.cli.support import Cli
+from tests.cli.support import Cli, run_here
 from tests.cli.terminal import Tty
 
 SECRET = "hunter2"  # noqa: S105 - of a server that lives for these tests
@@ -31,11 +31,11 @@ def shared(tmp_path: Path) -> str:
     return f"file:{path}"
 
 
-def test_shows_what_was_found_and_what_mends_it(cli: Cli, server: RedisServer) -> None:
+def test_shows_what_was_found_and_what_mends_it(server: RedisServer) -> None:
     """Name, severity and the rest; the password nowhere."""
-    done = cli.run("doctor", server.url)
+    done = run_here("doctor", server.url)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert f"redis://:***@{server.address}/0, ttl 30 s" in done.stdout
     assert f"warning  redis-no-persistence at {server.address}" in done.stdout
     page = "https://lockkit.readthedocs.io/en/stable/backends/redis/#"
@@ -55,18 +55,18 @@ def test_terminal_gets_lines_of_its_width(cli: Cli, shared: str) -> None:
     assert tty.end() == 1
 
 
-def test_nothing_found(cli: Cli, tmp_path: Path) -> None:
+def test_nothing_found(tmp_path: Path) -> None:
     """That is said too."""
     (tmp_path / "locks").mkdir(mode=0o700)
-    done = cli.run("doctor", f"file:{tmp_path}/locks")
+    done = run_here("doctor", f"file:{tmp_path}/locks")
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.endswith("\nnothing found\n")
 
 
-def test_json(cli: Cli, server: RedisServer) -> None:
+def test_json(server: RedisServer) -> None:
     """All that is known, for programs."""
-    done = cli.run("doctor", server.url, "--json", "--ttl", "0.5")
+    done = run_here("doctor", server.url, "--json", "--ttl", "0.5")
 
     assert SECRET not in done.stdout
     diagnosis = json.loads(done.stdout)
@@ -79,21 +79,21 @@ def test_json(cli: Cli, server: RedisServer) -> None:
     assert set(findings["ttl-short"]) == {"id", "severity", "where", "seen", "risk", "fix", "page"}
 
 
-def test_status_by_the_threshold(cli: Cli, server: RedisServer, shared: str) -> None:
+def test_status_by_the_threshold(server: RedisServer, shared: str) -> None:
     """A warning fails only who asks for that, an error everybody."""
-    assert cli.run("doctor", server.url).returncode == 0
-    assert cli.run("doctor", server.url, "--fail-on=error").returncode == 0
-    assert cli.run("doctor", server.url, "--fail-on=warning").returncode == 1
-    assert cli.run("doctor", shared).returncode == 1
-    assert cli.run("doctor", shared, "--fail-on=warning", "--json").returncode == 1
-    assert cli.run("doctor", "memory:", "--fail-on=warning").returncode == 0
+    assert run_here("doctor", server.url).exit_code == 0
+    assert run_here("doctor", server.url, "--fail-on=error").exit_code == 0
+    assert run_here("doctor", server.url, "--fail-on=warning").exit_code == 1
+    assert run_here("doctor", shared).exit_code == 1
+    assert run_here("doctor", shared, "--fail-on=warning", "--json").exit_code == 1
+    assert run_here("doctor", "memory:", "--fail-on=warning").exit_code == 0
 
 
-def test_wrong_password(cli: Cli, server: RedisServer) -> None:
+def test_wrong_password(server: RedisServer) -> None:
     """A matter of configuration."""
-    done = cli.run("doctor", server.url.replace(SECRET, "hunter3"))
+    done = run_here("doctor", server.url.replace(SECRET, "hunter3"))
 
-    assert (done.returncode, done.stdout) == (78, "")
+    assert (done.exit_code, done.stdout) == (78, "")
     assert "hunter" not in done.stderr
 
 

@@ -58,7 +58,7 @@ def test_command_leads_with_its_value_and_decides_on_the_status(cli: Cli) -> Non
     (holder,) = json.loads(shown)["holders"]
     assert holder["metadata"]["value"] == "10.0.0.7:80"
     assert holder["token"] == int(token)
-    assert cli.holders("a", "--url", url) == []
+    assert cli.holders("a", url) == []
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_command_is_stopped_at_deadline_minus_grace_and_started_again(cli: Cli) 
     running.terminate()
     assert running.wait(timeout=60) == 5
     until(lambda: not alive(second))
-    assert cli.holders("a", "--url", f"file:{cli.home}/locks") == []
+    assert cli.holders("a", f"file:{cli.home}/locks") == []
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_list_shows_who_holds_what(url: str, client: lockkit.Client) -> None:
     assert "other" not in done.stdout
 
 
-@pytest.mark.parametrize("width", [100, 60, 30, 10])
+@pytest.mark.parametrize("width", [60, 10])
 def test_narrow_list_breaks_no_name(cli: Cli, width: int, url: str, client: lockkit.Client) -> None:
     """It leaves out columns first: the name, with its spaces, and who holds it, stay."""
     name = "orders:customer-1234567 of May"
@@ -53,32 +53,23 @@ def test_narrow_list_breaks_no_name(cli: Cli, width: int, url: str, client: lock
 
 
 def test_list_shows_all_kinds_and_since_when(url: str, client: lockkit.Client) -> None:
-    """Locks, permits with their slots, and runs of once, in one column; the grant's time, not the client's."""
+    """Locks, permits with their slots, runs of once, in the order of names; the grant's time, not the client's."""
     with client.semaphore("pool", 3), client.semaphore("pool", 3), client.once("charge", keep=60.0) as attempt:
-        with client.lock("a"):
+        with client.lock("a") as lease:
             done = run("list", "--url", url)
-            found = json.loads(run("list", "--url", url, "--json").stdout)["locks"]
+            listed = json.loads(run("list", "--url", url, "--json").stdout)
         attempt.done()
 
-    kinds = [(row["name"], row["kind"], row["slot"]) for row in found]
-    assert sorted(kinds, key=str) == [
+    found = listed["locks"]
+    assert (listed["prefix"], listed["backend"]) == ("", client.url)
+    assert [(row["name"], row["kind"], row["slot"]) for row in found] == [
         ("a", "lock", None), ("charge", "once", None), ("pool", "semaphore", 0), ("pool", "semaphore", 1),
     ]  # fmt: skip
+    assert (found[0]["token"], found[0]["metadata"]["pid"]) == (lease.token, os.getpid())
     for words in ("lock", "once", "semaphore 0", "semaphore 1"):
         assert f" {words} " in done.stdout
     assert all(row["since"] > row["metadata"]["started"] for row in found)
     assert "unknown" not in done.stdout
-
-
-def test_list_as_json(url: str, client: lockkit.Client) -> None:
-    """The same for programs, in the order of the names."""
-    with client.lock("b") as second, client.lock("a") as first:
-        found = json.loads(run("list", "--url", url, "--json").stdout)
-
-    assert (found["prefix"], found["backend"]) == ("", client.url)
-    assert [(lock["name"], lock["token"]) for lock in found["locks"]] == [("a", first.token), ("b", second.token)]
-    assert found["locks"][0]["metadata"]["pid"] == os.getpid()
-    assert 0 < found["locks"][0]["remaining"] <= 30
 
 
 def test_list_of_nothing(url: str) -> None:
@@ -156,14 +147,6 @@ def test_wait_tells_once_that_it_retries(url: str, monkeypatch: pytest.MonkeyPat
     done = run("wait", "a", "--url", url)
 
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "lockkit: no answer; lockkit retries\n")
-
-
-def test_wait_without_an_answer_is_69() -> None:
-    """At the timeout."""
-    done = run("wait", "a", "--url", "redis://127.0.0.1:1", "--timeout", "0")
-
-    assert done.exit_code == 69
-    assert "127.0.0.1:1" in done.stderr
 
 
 # -- ping --------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from lockkit_tools.servers.redis import RedisServer
@@ -130,17 +129,15 @@ def test_key_is_shown_and_forgotten(cli: Cli) -> None:
 
 def test_run_under_way_is_shown_and_left_alone(cli: Cli) -> None:
     """With its process, by ``once``, ``list`` and ``holders``."""
-    lockkit = f"{sys.executable} -m lockkit.cli"
-    script = "; ".join(
-        f"{lockkit} {words}"
-        for words in ("once a@k; echo $?", "once a@k --forget --json; echo $?", "list a@", "holders a@k")
-    )
-    done = cli.run("run", "a", "--once", "k", "--", "sh", "-c", script)
+    running = cli.start("run", "a", "--once", "k", "--", "sh", "-c", "echo began; cat", stdin=-1)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "began\n"
+    shown, kept = cli.run("once", "a@k"), cli.run("once", "a@k", "--forget", "--json")
+    listed, holders = cli.run("list", "a@"), cli.run("holders", "a@k")
+    running.communicate(timeout=60)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n75\n") == 2
-    assert '"state": "running"' in done.stdout
-    assert '"forgotten": false' in done.stdout
-    assert len(re.findall(r"a@k .* once ", done.stdout)) == 1
-    assert len(re.findall(r"kind +. once ", done.stdout)) == 2
+    assert (running.returncode, shown.returncode, kept.returncode) == (0, 75, 75)
+    assert [json.loads(kept.stdout)[key] for key in ("state", "forgotten")] == ["running", False]
+    assert re.search(r"a@k .* once ", listed.stdout)
+    assert all(re.search(r"kind +. once ", table.stdout) for table in (shown, holders))
     assert json.loads(cli.run("once", "a@k", "--json").stdout)["state"] == "done"

@@ -48,6 +48,9 @@ REFUSED = r"""
 78 list --url memory://  # only within one process
 78 wait a --url memory://  # only within one process
 78 holders a --url memory://  # only within one process
+78 holders a --url redis://user:hun/ter2@host  # URL
+78 demo --url file:/x?password=hunter2  # unknown option 'password'
+78 break a --yes --url redsi://user:hunter2@host/0  # did you mean 'redis'
 78 break a --url memory://  # only within one process
 69 ping redis://127.0.0.1:1  # 127.0.0.1:1
 78 ping redsi://h  # did you mean 'redis'
@@ -56,6 +59,7 @@ REFUSED = r"""
 78 run a --timeout -1 -- touch ran  # --timeout must be 0 or more seconds, not -1.0\n
 78 run '' -- touch ran  # must not be empty
 78 run a --url nonsense -- touch ran  # url
+78 run a --url redsi://user:hunter2@host/0 -- touch ran  # did you mean 'redis'
 78 run a --url fiel: -- touch ran  # did you mean 'file'
 78 run a --url file:?tll=3 -- touch ran  # did you mean 'ttl'
 78 run a --url memory:// -- touch ran  # only within one process
@@ -77,6 +81,13 @@ REFUSED = r"""
 2 run a  # COMMAND
 2 run -- ./job  # is NAME missing? lockkit run NAME -- ./job\n
 2 elect --url file: -- backup  # is NAME missing? lockkit elect NAME -- backup\n
+2 run -- touch ran  # is NAME missing? touch is a program, and would be the name: lockkit run NAME -- touch …\n
+2 elect -- touch ran  # is NAME missing? touch is a program, and would be the name: lockkit elect NAME -- touch …\n
+2 run a touch --ttl 30 ran  # COMMAND is followed by --ttl. If it is an option of COMMAND, put -- before COMMAND
+2 run a --ttl 9 touch --kill-after=30  # COMMAND is followed by --kill-after=30. If
+2 run a --ttl=9 touch --help  # COMMAND is followed by --help. If
+2 run a touch - -- ran  # COMMAND is followed by --. If
+2 elect a touch --url x -- ran  # COMMAND is followed by --url. If
 2 run -- --on-busy=skip a echo  # --on-busy=skip is an option of lockkit run: put it before --
 2 run a -- --ttl 5 echo  # --ttl is an option of lockkit run: put it before --
 2 elect -- a --ttl 5 echo  # --ttl is an option of lockkit elect: put it before --
@@ -86,6 +97,15 @@ REFUSED = r"""
 2 break a --permit 1.5  # '--permit': must be a whole number, not '1.5'\n
 2 break a --permit -1  # '--permit': must be 0 or more, not -1\n
 2 bench --rounds 0  # must be 1 or more, not 0\n
+2 limit api x  # must be 0 or more permits, or none; not x\n
+2 limit api 1.5  # must be 0 or more permits, or none; not 1.5\n
+78 limit api 1 --url redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3  # native permits (see lockkit backends)
+78 note a --url redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3  # notes on locks
+2 break a --permit 1000  # must be 999 or less, not 1000\n
+69 wait a --timeout 0 --url redis://127.0.0.1:1  # 127.0.0.1:1
+78 migrate memory:  # has no tables
+69 migrate postgresql://u:hunter2@127.0.0.1:9/x  # cannot be reached
+78 migrate sqlite:///x.db?mode=row  # mode=table
 2 limit maps -1  # must be 0 or more permits, or none; not -1\n
 69 watch redis://127.0.0.1:1  # 127.0.0.1:1
 78 watch memory:  # only within one process
@@ -137,6 +157,7 @@ def test_behind_the_dashes_all_but_options_are_arguments(tmp_path: Path) -> None
 
     assert run_here("limit", "--url", url, "--", "-1", "5").exit_code == 0
     assert run_here("run", "--url", url, "--", "--nightly", "true").exit_code == 0
+    assert run_here("run", "--url", url, "--", "seat:12A", "true").exit_code == 0
     assert run_here("run", "--url", url, "--", "a", "true", "--ttl").exit_code == 0
     assert run_here("run", "--url", url, "a", "--", "true", "--ttl").exit_code == 0
 

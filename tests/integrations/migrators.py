@@ -1,8 +1,8 @@
 """
 Runs Alembic in several processes at the same time, on the example's migrations; see `test_alembic.py`.
 
-``python migrators.py NUMBER KIND URL``; KIND is ``locked``, ``unlocked`` or ``create_all``. Prints the number of
-processes that ended well, and how often the lock was taken.
+``python migrators.py NUMBER KIND URL``; KIND is ``locked`` or ``unlocked``. Prints how each process ended, and whether
+it took the lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-import sqlalchemy
 from alembic import command, op
 from alembic.config import Config
 
@@ -45,30 +44,14 @@ def without_lock(barrier: Barrier) -> None:
     lockkit.integrations.alembic.migration_lock = lambda *_, **__: nullcontext()  # type: ignore[assignment]
 
 
-def create_all(url: str) -> None:
-    """Create tables without Alembic."""
-    metadata = sqlalchemy.MetaData()
-    for number in range(10):
-        sqlalchemy.Table(f"made_{number}", metadata, sqlalchemy.Column("id", sqlalchemy.Integer, primary_key=True))
-    with lockkit.integrations.alembic.migration_lock(url) as lease:
-        assert lease is not None
-        engine = sqlalchemy.create_engine(url)
-        metadata.create_all(engine)
-        engine.dispose()
-        sys.stdout.write("had the lock\n")
-
-
-def run(kind: str, url: str, barrier: Barrier) -> None:
+def run(kind: str, barrier: Barrier) -> None:
     """One process."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
             barrier.wait(PATIENCE)
-            if kind == "create_all":
-                create_all(url)
-            else:
-                if kind == "unlocked":
-                    without_lock(barrier)
-                command.upgrade(config(), "head")
+            if kind == "unlocked":
+                without_lock(barrier)
+            command.upgrade(config(), "head")
         except Exception:  # noqa: BLE001 - its text is what the test wants
             traceback.print_exc()
             status = 1
@@ -82,7 +65,7 @@ def main() -> None:
     """Start them and wait."""
     number, kind, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     os.environ["DATABASE_URL"] = url
-    run_at_once(number, partial(run, kind, url))
+    run_at_once(number, partial(run, kind))
 
 
 if __name__ == "__main__":

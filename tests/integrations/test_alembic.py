@@ -137,13 +137,6 @@ def test_relative_revisions_take_the_lock(postgresql: str, monkeypatch: pytest.M
         assert [one["name"] for one in sqlalchemy.inspect(engine).get_indexes("orders")] == ["orders_reference"]
 
 
-def test_create_all_by_four_processes(postgresql: str) -> None:
-    """The same without Alembic."""
-    *said, errors = migrate("create_all", postgresql, processes=4)
-
-    assert said == ["status 0: had the lock"] * 4, errors
-
-
 def test_lock_excludes_behind_a_pooler_where_advisory_locks_do_not(pooled: PooledPostgres, postgresql: str) -> None:
     """PgBouncer in transaction mode lends two clients the same session, whose advisory locks are its own."""
     bouncer = f"postgresql+psycopg://postgres@{pooled.bouncer.address}/postgres"

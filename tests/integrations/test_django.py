@@ -33,7 +33,7 @@ from django.test import Client, TestCase, override_settings
 
 import lockkit
 from lockkit.integrations.django import aio_client, client, from_connection
-from lockkit.integrations.django.checks import SERVERS
+from lockkit.integrations.django.checks import SERVERS, register
 from lockkit.integrations.django.clients import _aio_clients, environment_of, service
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.migrations import LOCK_NAME
@@ -42,7 +42,7 @@ from lockkit.url import parse
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.conventions.sources import ROOT
 from tests.programs import LIMIT, printed, python_group, run_python
-from tests.tries import until
+from tests.tries import beside, busy, until
 
 SITE = ROOT / "examples" / "django_site"
 SECRET = "not-to-be-shown"  # noqa: S105 - what messages must not have
@@ -112,16 +112,6 @@ def database(alias: str, **changes: object) -> Iterator[Any]:
         del connections.databases[alias]
 
 
-def is_held(other: lockkit.Client, name: str) -> bool:
-    """Whether a client is refused a lock; a server on a busy machine may take seconds to let it connect."""
-    deadline = time.monotonic() + LIMIT
-    while True:
-        try:
-            return other.lock(name).try_acquire() is None
-        except lockkit.BackendUnavailable:
-            assert time.monotonic() < deadline
-
-
 def status_without_waiting(**options: object) -> int:
     """The exit status of ``migrate_locked --timeout 0``; the same holds for it."""
     deadline = time.monotonic() + LIMIT
@@ -140,12 +130,7 @@ def status_without_waiting(**options: object) -> int:
 
 def test_alias_has_one_client_in_all_threads() -> None:
     """It is made at first use."""
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(client())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = [one.result(PATIENCE) for one in [beside(client) for _ in range(8)]]
 
     assert len(set(map(id, found))) == 1
     assert client().url == "memory://django"
@@ -267,25 +252,23 @@ def test_usual_way_lets_the_next_one_in_before_it_can_see_the_data(table: None) 
 def test_lock_is_free_after_the_commit_only(table: None) -> None:
     """So that who waits for the lock sees what was written under it."""
     del table
-    seen: list[Any] = []
 
-    def wait() -> None:
+    def wait() -> object:
         with client().lock("seat", timeout=PATIENCE):
-            seen.extend(execute("SELECT count(*) FROM made"))
+            seen = execute("SELECT count(*) FROM made")
         connection.close()
+        return seen
 
-    waiter = threading.Thread(target=wait)
     with transaction.atomic():
         with client().lock("seat", timeout=PATIENCE, until_commit=True) as lease:
             execute("INSERT INTO made VALUES (1)")
-            waiter.start()
+            waiter = beside(wait)
             until(lambda: bool(client().holders("seat")[0].waiters))
         assert lease.held
         lease.release()
         assert lease.held
-    waiter.join(PATIENCE)
 
-    assert seen == [(1,)]
+    assert waiter.result(PATIENCE) == [(1,)]
 
 
 @pytest.mark.parametrize("how", ["rollback", "failing hook", "close", "set_rollback"])
@@ -484,7 +467,7 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
             lease = one.lock("seat", timeout=PATIENCE, until_commit=False).acquire()
             transaction.set_rollback(True)
         assert lease.confirm()
-        assert is_held(other, "seat")
+        assert busy(other.lock("seat"))
         assert SECRET not in one.url
         lease.release()
         assert not other.lock("seat").locked()
@@ -524,9 +507,9 @@ def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
         with database("maria", ENGINE="django.db.backends.mysql", **place) as maria:
             made = from_connection(maria)
             with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
-                assert is_held(other, "seat")
+                assert busy(other.lock("seat"))
                 with lockkit.connect(environment_of("maria")["LOCKKIT_URL"]) as another:
-                    assert is_held(another, "seat")
+                    assert busy(another.lock("seat"))
             call_command("migrate_locked", database="maria", verbosity=0)
             assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]
 
@@ -544,6 +527,7 @@ def test_other_databases_are_refused_or_locked_by_files(tmp_path: Path) -> None:
     with database("lite", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "site.db") as lite:
         with from_connection(lite) as made, made.lock("a", timeout=PATIENCE):
             assert (tmp_path / "site.db-lockkit").is_dir()
+            assert environment_of("lite") == {"LOCKKIT_URL": made.url}
         lite.settings_dict["NAME"] = "file:memorydb_default?mode=memory&cache=shared"
         with pytest.raises(lockkit.ConfigurationError, match="memory://"):
             from_connection(lite)
@@ -567,39 +551,45 @@ def test_deployment_check_names_aliases_of_one_process_or_machine(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("debug", "configured", "usual", "deploying"),
+    ("debug", "given", "url", "usual", "deploying"),
     [
-        (False, "", ["W003"], ["W003"]),
-        (True, "", [], ["W003"]),
-        (False, "LOCKKIT = {'default': {'OPTIONS': {'ttl': 9}}, 'x': 'file:'}", ["W003"], ["W003", "W002"]),
-        (False, "LOCKKIT = {'default': 'file:'}", [], ["W002"]),
-        (False, "import os; os.environ['LOCKKIT_URL'] = 'file:'", [], ["W002"]),
-        (False, "import os; os.environ['LOCKKIT_URL'] = 'redis://h'", [], []),
-        (False, "LOCKKIT = {}", [], []),
-        (False, "LOCKKITS = {}", ["E001"], ["E001"]),
+        (False, {}, None, ["W003"], ["W003"]),
+        (True, {}, None, [], ["W003"]),
+        (False, {"LOCKKIT": {"default": {"OPTIONS": {"ttl": 9}}, "x": "file:"}}, None, ["W003"], ["W003", "W002"]),
+        (False, {"LOCKKIT": {"default": "file:"}}, None, [], ["W002"]),
+        (False, {}, "file:", [], ["W002"]),
+        (False, {}, "redis://h", [], []),
+        (False, {"LOCKKIT": {}}, None, [], []),
+        (False, {"LOCKKITS": {}}, None, ["E001"], ["E001"]),
     ],
 )
 def test_site_that_says_nothing_of_its_locks_is_told_where_they_are(
-    tmp_path: Path, configured: str, usual: list[str], deploying: list[str], *, debug: bool
+    given: dict[str, Any],
+    url: str | None,
+    usual: list[str],
+    deploying: list[str],
+    *,
+    debug: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In production, and before it. In development, tests included, files of the machine are right."""
-    code = f"""
-import sys, django
-from django.conf import settings
-from django.core import checks
-from django.test.utils import setup_test_environment
-{configured}
-given = {{name: value for name, value in globals().items() if name.startswith("LOCKKIT")}}
-settings.configure(DEBUG={debug}, INSTALLED_APPS=["lockkit.integrations.django"], **given)
-django.setup()
-setup_test_environment(debug=False)
-for deploy in (False, True):
-    print(*[one.id for one in checks.run_checks(tags=["lockkit"], include_deployment_checks=deploy)])
-"""
+    monkeypatch.chdir(tmp_path)
+    if url is not None:
+        monkeypatch.setenv("LOCKKIT_URL", url)
+    registry = checks.registry.CheckRegistry()
+    monkeypatch.setattr(checks, "register", registry.register)
+    with override_settings(DEBUG=debug, **given):
+        if "LOCKKIT" not in given:
+            del settings.LOCKKIT
+        register()
+        settings.DEBUG = False  # as a test runner does once the site is set up
+        found = [
+            [one.id for one in registry.run_checks(tags=["lockkit"], include_deployment_checks=deploy)]
+            for deploy in (False, True)
+        ]
 
-    out = printed("-c", code, cwd=tmp_path, without=["LOCKKIT_"])
-
-    assert out.splitlines() == [" ".join(f"lockkit.{one}" for one in found) for found in (usual, deploying)]
+    assert found == [[f"lockkit.{one}" for one in expected] for expected in (usual, deploying)]
 
 
 def test_server_check_is_asked_for_by_its_tag() -> None:
@@ -669,15 +659,10 @@ def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.returncode == 2
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_site_with_locks_in_its_database_only(kind: str, tmp_path: Path) -> None:
+def test_site_with_locks_in_its_database_only(tmp_path: Path) -> None:
     """A settings file as the page shows it: views and `manage.py locked` exclude each other."""
-    database: dict[str, object] = {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.db"}
-    if kind == "postgresql":
-        database = {
-            **settings.DATABASES["default"],
-            "OPTIONS": {"application_name": "a site", "options": "-c search_path=public"},
-        }
+    options = {"application_name": "a site", "options": "-c search_path=public"}
+    database = {**settings.DATABASES["default"], "OPTIONS": options}
     (tmp_path / "settings.py").write_text(
         f'INSTALLED_APPS = ["lockkit.integrations.django"]\nDATABASES = {{"default": {database!r}}}\n'
         'LOCKKIT = {"default": {"DATABASE": "default", "OPTIONS": {"ttl": 600}}}\n'
@@ -945,6 +930,3 @@ def test_example_s_own_tests_pass(tmp_path: Path) -> None:
     assert "Ran 1 test" in tests.stderr
     ran = manage("locked", "NAME", "--timeout", "60", "--", "sh", "-c", "echo $LOCKKIT_NAME; exit 3")
     assert (ran.returncode, ran.stdout) == (3, "NAME\n"), ran.stderr
-    with lockkit.connect(f"file://{tmp_path}/locks") as other, other.lock("NAME", timeout=PATIENCE):
-        busy = manage("locked", "NAME", "--timeout", "0", "--", "true")
-    assert busy.returncode == 75, busy.stderr

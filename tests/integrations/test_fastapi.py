@@ -1,4 +1,4 @@
-"""FastAPI on uvicorn with four workers: locked endpoints, one leader, idempotency keys, clients that go away."""
+"""FastAPI on uvicorn with two workers: locked endpoints, one leader, idempotency keys, clients that go away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockkit_tools.servers._ports import Ports
 from tests.cli.support import PATIENCE, ROOT, Cli, alive, children
 from tests.tries import until
 
-WORKERS = 4
+WORKERS = 2
 
 
 class Server:
@@ -293,15 +293,6 @@ def test_repeat_while_the_first_request_runs_is_409(server: Server) -> None:
     assert running.headers["retry-after"] == "1"
     assert repeat().headers["idempotent-replayed"] == "true"
     assert server.lines("payments").count("21") == 1
-
-
-def test_error_is_not_stored(server: Server) -> None:
-    """The work was not done: the key may be tried again."""
-    for _ in range(2):
-        answer = server.ask("/payments?status=402", json={"amount": 22}, headers=key("e"))
-        assert answer.status_code == 402
-
-    assert server.lines("payments").count("22") == 2
 
 
 def test_response_that_is_too_large_to_store_is_done_all_the_same(server: Server) -> None:

@@ -103,8 +103,13 @@ def test_process_that_is_terminated_hands_over(command: str, name: str, programs
     assert handed_over(command, name, tmp_path / "log", send=None, stop=TERM) < BOUND
 
 
-@pytest.mark.parametrize("task", ["work", "keep"])
-@pytest.mark.parametrize(("how", "stop"), [("warm", TERM), ("cold", signal.SIGQUIT), ("max tasks", None)])
+@pytest.mark.parametrize(
+    ("how", "stop", "task"),
+    [
+        *((how, stop, task) for how, stop in (("warm", TERM), ("cold", signal.SIGQUIT)) for task in ("work", "keep")),
+        ("max tasks", None, "keep"),
+    ],
+)
 def test_children_of_celery_hand_over(
     how: str, stop: int | None, task: str, programs: ModuleType, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def data(server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=["sync", "sync-decoded", "sync-resp3", "asyncio", "asyncio-decoded"])
+@pytest.fixture(params=["sync", "sync-resp3", "asyncio-decoded"])
 def face(request: pytest.FixtureRequest, server: RedisServer) -> Face:
     """Each face in turn, with the settings of a client that change what it answers."""
     name, _, setting = request.param.partition("-")

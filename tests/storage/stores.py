@@ -103,7 +103,7 @@ class _Redis(Store):
         return _Redis(host, int(port))
 
 
-class _ZooKeeper(Store):
+class ZooKeeperStore(Store):
     """A node in ZooKeeper."""
 
     name = "/stored"
@@ -112,29 +112,29 @@ class _ZooKeeper(Store):
     def __init__(self, address: str, stack: ExitStack) -> None:
         self.address = address
         self._stack = stack
-        self._client = stack.enter_context(kazoo_client(address))
+        self.client = stack.enter_context(kazoo_client(address))
 
     def change(self, face: str, fn: Any, given: Mapping[str, Any]) -> Any:  # noqa: ANN401
         if face == "sync":
-            return optimistic.update_node(self._client, self.name, fn, **given)
-        return asyncio.run(optimistic.update_node_async(self._client, self.name, fn, **given))
+            return optimistic.update_node(self.client, self.name, fn, **given)
+        return asyncio.run(optimistic.update_node_async(self.client, self.name, fn, **given))
 
     def value(self) -> str | None:
         try:
-            return str(self._client.get(self.name)[0].decode())
+            return str(self.client.get(self.name)[0].decode())
         except NoNodeError:
             return None
 
     def put(self, value: str | None) -> None:
-        if self._client.exists(self.name) and value is not None:
-            self._client.set(self.name, value.encode())
+        if self.client.exists(self.name) and value is not None:
+            self.client.set(self.name, value.encode())
         elif value is not None:
-            self._client.create(self.name, value.encode())
-        elif self._client.exists(self.name):
-            self._client.delete(self.name)
+            self.client.create(self.name, value.encode())
+        elif self.client.exists(self.name):
+            self.client.delete(self.name)
 
-    def at(self, address: str) -> _ZooKeeper:
-        return _ZooKeeper(address, self._stack)
+    def at(self, address: str) -> ZooKeeperStore:
+        return ZooKeeperStore(address, self._stack)
 
 
 class _Etcd(Store):
@@ -209,7 +209,7 @@ class _Sql(Store):
 
 SERVERS: dict[str, tuple[Callable[[], Any], Callable[[Any, ExitStack], Store]]] = {
     "redis": (RedisServer, lambda server, _: _Redis(server.host, server.port)),
-    "zookeeper": (ZooKeeperServer, lambda server, stack: _ZooKeeper(server.address, stack)),
+    "zookeeper": (ZooKeeperServer, lambda server, stack: ZooKeeperStore(server.address, stack)),
     "etcd": (EtcdServer, lambda server, stack: _Etcd(server.address, stack)),
 }
 DATABASES = ("postgresql", "mariadb", "sqlite")

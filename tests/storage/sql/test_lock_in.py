@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import Base
-from tests.tries import until
+from tests.tries import beside, until
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 SERVERS = ["postgresql", "mariadb"]
@@ -170,21 +170,16 @@ def test_waiter_is_let_in_by_the_end_of_the_holder(engine: sa.Engine, timeout: f
     """With and without a limit."""
     with engine.connect() as holder:
         first = lock_in(holder, "x")
-        tokens: list[int] = []
 
-        def wait() -> None:
+        def wait() -> int:
             with engine.begin() as connection:
-                tokens.append(lock_in(connection, "x", timeout=timeout).token)
+                return lock_in(connection, "x", timeout=timeout).token
 
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join(0.3)
-        assert thread.is_alive()
+        waiting = beside(wait)
+        time.sleep(0.3)
+        assert not waiting.done()
         holder.rollback()
-        thread.join(support.PATIENCE)
-
-    assert tokens
-    assert tokens[0] > first.token
+        assert waiting.result(support.PATIENCE) > first.token
 
 
 def test_same_transaction_keeps_its_token(engine: sa.Engine) -> None:
@@ -363,9 +358,7 @@ def test_victim_of_a_deadlock_is_not_tried_again_inside(server: Base, timeout: f
         lock_in(theirs, "b")
         ours.execute(insert, {"n": 1000})
         lock_in(ours, "a")
-        outcome: list[object] = []
-        other = threading.Thread(target=lambda: outcome.append(lock_in(theirs, "a")))
-        other.start()
+        other = beside(lock_in, theirs, "a")
         until(lambda: is_waited(server))
         sent: list[str] = []
         sa.event.listen(ours, "before_cursor_execute", lambda *given: sent.append(given[2]))
@@ -384,8 +377,7 @@ def test_victim_of_a_deadlock_is_not_tried_again_inside(server: Base, timeout: f
             with pytest.raises(lockkit.ConfigurationError, match="after an earlier error: roll it back first"):
                 lock_in(ours, "c")
         ours.rollback()
-        other.join(support.PATIENCE)
-        assert isinstance(outcome[0], TransactionLock)
+        assert isinstance(other.result(support.PATIENCE), TransactionLock)
         theirs.commit()
         assert lock_in(ours, "b").token > 0
         ours.commit()
@@ -424,29 +416,19 @@ def test_connection_ended_by_the_server(server: Base, victim: str) -> None:
         }
         waiter.rollback()
         lock_in(holder, "x")
-        outcome: list[object] = []
-
-        def wait() -> None:
-            try:
-                outcome.append(lock_in(waiter, "x"))
-            except lockkit.LockError as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
+        waiting = beside(lock_in, waiter, "x")
         until(lambda: is_waited(server))
         with engine.connect() as admin:
             admin.execute(sa.text(ended.format(pids[victim])))
-        thread.join(support.PATIENCE)
 
         if victim == "holder":
-            assert isinstance(outcome[0], TransactionLock)
+            assert isinstance(waiting.result(support.PATIENCE), TransactionLock)
             with pytest.raises(lockkit.BackendUnavailable, match="was lost, and the transaction with it"):
                 lock_in(holder, "y")
             with pytest.raises(lockkit.ConfigurationError, match="was lost: roll its transaction back first"):
                 lock_in(holder, "y")
         else:
-            assert isinstance(outcome[0], lockkit.BackendUnavailable)
+            assert isinstance(waiting.exception(support.PATIENCE), lockkit.BackendUnavailable)
             waiter.rollback()
             holder.rollback()
             assert lock_in(waiter, "x").token > 0
@@ -513,21 +495,13 @@ def test_transaction_older_than_the_table_is_told_to_start_again(server: Base) -
 
 def test_tables_are_made_by_several_at_once(server: Base) -> None:
     """Ten engines find none, and all are let in one after the other."""
-    failed: list[BaseException] = []
 
     def use() -> None:
         with server.engine() as engine, engine.begin() as connection:
-            try:
-                lock_in(connection, "x", table="lockkit_tx_race")
-            except lockkit.LockError as error:
-                failed.append(error)
+            lock_in(connection, "x", table="lockkit_tx_race")
 
-    threads = [threading.Thread(target=use) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(support.PATIENCE)
-    assert failed == []
+    for used in [beside(use) for _ in range(10)]:
+        used.result(support.PATIENCE)
     server.rows("DROP TABLE lockkit_tx_race")
 
 
@@ -630,25 +604,17 @@ def test_connection_has_its_own_limit_again(bases: dict[str, Base], ending: str)
         lock_in(holder, "x")
         with engine.connect() as waiter:
             lock_in(waiter, "y")
-            failed: list[BaseException] = []
-
-            def wait() -> None:
-                try:
-                    lock_in(waiter, "x", timeout=support.PATIENCE)
-                except lockkit.LockTimeout as error:
-                    failed.append(error)
-
-            thread = threading.Thread(target=wait)
-            thread.start()
+            waiting = beside(partial(lock_in, waiter, "x", timeout=support.PATIENCE))
             until(lambda: is_waited(base))
             if ending == "deadlock":
                 lock_in(holder, "y")
             else:
                 holder.execute(sa.text("DELETE FROM lockkit_tx WHERE name = CAST('x' AS BINARY)"))
                 holder.commit()
-            thread.join(support.PATIENCE)
+            failed = waiting.exception(support.PATIENCE)
             holder.rollback()
-            assert ("a deadlock" if ending == "deadlock" else "was removed meanwhile") in str(failed[0])
+            assert isinstance(failed, lockkit.LockTimeout)
+            assert ("a deadlock" if ending == "deadlock" else "was removed meanwhile") in str(failed)
         with engine.connect() as connection:
             assert connection.execute(sa.text("SELECT @@innodb_lock_wait_timeout")).scalar_one() == 50
 

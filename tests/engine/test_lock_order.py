@@ -27,8 +27,8 @@ def order(monkeypatch: pytest.MonkeyPatch) -> LockOrder:
     return order
 
 
-BRIEF = 0.2
-"""Seconds: long enough to have begun to wait before they are over."""
+BRIEF = 0.02
+"""Seconds that a call waits in vain, see `begin_to_wait`."""
 
 
 def waits_for(client: lockkit.Client, other: lockkit.Client, held: str, wanted: str) -> None:

@@ -280,6 +280,8 @@ def test_agenda_does_not_keep_what_has_ended(monkeypatch: pytest.MonkeyPatch) ->
         watched.release(record)
 
     assert len(watched.renewer._agenda) <= 30
+    watched.release(watched.acquire(86400.0))  # before the watch has seen it
+    assert not watched.leases.unplanned
     watched.runtime.time = kept.renewal.next_at
     assert watched.wake() == ([], [kept])
 

@@ -66,6 +66,8 @@ def test_two_orders_are_one_warning_with_both_stacks(caplog: pytest.LogCaptureFi
     other_way()
     other_way()
     first_way()
+    waits_for(client, other, "c", "a")
+    waits_for(client, other, "d", "c")  # which leads into that circle, and no further
 
     (warning,) = warnings(caplog)
     assert "'b' -> 'a' -> 'b'" in warning

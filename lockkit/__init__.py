@@ -100,34 +100,10 @@ __all__ = [
 
 # Loaded on first use: `import lockkit` alone costs next to nothing, and only programs that use asyncio import it.
 _LAZY = {
-    "Capabilities": "lockkit.backend",
-    "Client": "lockkit.sync",
-    "Election": "lockkit.sync",
-    "Holder": "lockkit.backend",
-    "Leader": "lockkit.sync",
-    "Lease": "lockkit.sync",
-    "LeaseSet": "lockkit.sync",
-    "Lock": "lockkit.sync",
-    "LockEvent": "lockkit.observers",
-    "LockOptions": "lockkit.sync",
-    "Observer": "lockkit.observers",
-    "OnceDone": "lockkit.sync",
-    "OnceRunning": "lockkit.sync",
-    "RWLock": "lockkit.sync",
-    "Semaphore": "lockkit.sync",
-    "LockSet": "lockkit.sync",
-    "Note": "lockkit.sync",
-    "Term": "lockkit.sync",
-    "add_observer": "lockkit.observers",
-    "aio": "lockkit.aio",
-    "connect": "lockkit.sync",
-    "current_lease": "lockkit.sync",
-    "fencing": "lockkit.fencing",
-    "from_client": "lockkit.sync",
-    "locks": "lockkit.sync",
-    "optimistic": "lockkit.optimistic",
-    "remove_observer": "lockkit.observers",
-    "sql": "lockkit.sql",
+    **dict.fromkeys(__all__, "lockkit.sync"),
+    **dict.fromkeys(("Capabilities", "Holder"), "lockkit.backend"),
+    **dict.fromkeys(("LockEvent", "Observer", "add_observer", "remove_observer"), "lockkit.observers"),
+    **{name: f"lockkit.{name}" for name in ("aio", "fencing", "optimistic", "sql")},
 }
 
 

@@ -11,9 +11,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from lockkit.errors import BackendUnavailable
@@ -34,35 +35,12 @@ _TOUCH_PAUSE, _TOUCHES_MAX = 0.001, 500
 """How often `DriverLoop.stop` looks whether a driver's threads have ended, seconds, and how many times."""
 
 
-class _Outcome(Generic[T]):
-    """What a function or a coroutine came to, for another thread."""
-
-    def __init__(self, ended: Event) -> None:
-        self.ended = ended
-        self._value: list[T] = []
-        self._error: BaseException | None = None
-
-    def returned(self, value: T) -> None:
-        self._value.append(value)
-        self.ended.set()
-
-    def raised(self, error: BaseException) -> None:
-        self._error = error
-        self.ended.set()
-
-    def settle(self, task: asyncio.Task[T]) -> None:
-        # A caller that has cancelled its call does not read this, so the loop was stopped. CancelledError is not an
-        # Exception: it would end the caller's thread.
-        error = _stopped() if task.cancelled() else task.exception()
-        if error is None:
-            self.returned(task.result())
-        else:
-            self.raised(error)
-
-    def get(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value[0]
+def _awaited(runtime: Runtime) -> tuple[Future[Any], Event]:
+    """Return what a function or a coroutine comes to in another thread, and the event that says that it has ended."""
+    outcome: Future[Any] = Future()
+    ended = runtime.event()
+    outcome.add_done_callback(lambda _: ended.set())
+    return outcome, ended
 
 
 async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: Seconds) -> T:
@@ -85,22 +63,23 @@ async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: Second
         TimeoutError: It has not ended.
         BaseException: What the function raised.
     """
-    outcome: _Outcome[T] = _Outcome(runtime.event())
+    outcome, ended = _awaited(runtime)
 
     def work() -> None:
         try:
-            outcome.returned(function())
+            outcome.set_result(function())
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            outcome.raised(error)
+            outcome.set_exception(error)
 
     try:
         threading.Thread(target=work, name="lockkit-driver", daemon=True).start()
     except RuntimeError:  # Python 3.12 and later start none while the interpreter exits
         work()
-    if not await outcome.ended.wait(seconds):
+    if not await ended.wait(seconds):
         message = f"no answer within {seconds:.3g} s"
         raise TimeoutError(message)
-    return outcome.get()
+    result: T = outcome.result()
+    return result
 
 
 class _Call:
@@ -135,7 +114,7 @@ class DriverLoop:
         self._left = WeakSet[_Call]()
         self._mutex = runtime.mutex()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: set[_Outcome[Any]] = set()  # of that loop, and changed in its thread only
+        self._calls: set[Future[Any]] = set()  # of that loop, and changed in its thread only
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """
@@ -154,14 +133,14 @@ class DriverLoop:
             coroutine = self._noted(coroutine)
         if self._runtime.kind == "asyncio":
             return await _cancellable(coroutine)
-        outcome: _Outcome[T] = _Outcome(self._runtime.event())
+        outcome, ended = _awaited(self._runtime)
         tasks: list[asyncio.Task[Any]] = []
 
         def begin() -> None:
             task = loop.create_task(coroutine)
             calls.add(outcome)
             task.add_done_callback(lambda _: calls.discard(outcome))
-            task.add_done_callback(outcome.settle)
+            task.add_done_callback(lambda _: _settle(outcome, task))
             tasks.append(task)
 
         def cancel() -> None:
@@ -177,12 +156,13 @@ class DriverLoop:
             message = f"the driver gets no event loop: {error}. Raise the limits of this user or container"
             raise BackendUnavailable(message) from error
         try:
-            await outcome.ended.wait(None)
+            await ended.wait(None)
         except BaseException:
             with suppress(RuntimeError):  # the loop is closed, and the coroutine with it
                 loop.call_soon_threadsafe(cancel)
             raise
-        return outcome.get()
+        result: T = outcome.result()
+        return result
 
     async def _noted(self, coroutine: Coroutine[Any, Any, T]) -> T:
         self._left.add(call := _Call())
@@ -218,14 +198,24 @@ class DriverLoop:
             time.sleep(_TOUCH_PAUSE)  # noqa: TID251 - one or two, and the event loop has ended or ends
 
 
-def _serve(loop: asyncio.AbstractEventLoop, calls: Collection[_Outcome[Any]]) -> None:
+def _settle(outcome: Future[Any], task: asyncio.Task[Any]) -> None:
+    # A caller that has cancelled its call does not read this, so the loop was stopped. CancelledError is not an
+    # Exception: it would end the caller's thread.
+    error = _stopped() if task.cancelled() else task.exception()
+    if error is None:
+        outcome.set_result(task.result())
+    else:
+        outcome.set_exception(error)
+
+
+def _serve(loop: asyncio.AbstractEventLoop, calls: Collection[Future[Any]]) -> None:
     try:
         loop.run_forever()
         loop.run_until_complete(_end_all(asyncio.all_tasks(loop)))
     finally:
         loop.close()
         for outcome in calls:  # of a driver that swallows cancellations: nothing else would wake its callers
-            outcome.raised(_stopped())
+            outcome.set_exception(_stopped())
 
 
 def _stopped() -> BackendUnavailable:

@@ -19,28 +19,11 @@ from lockkit.backend import Mode, decode_metadata, split_space
 from lockkit.engine import observation
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
-from lockkit.engine.settings import INHERIT, Inherit, LockSettings, LostCallback
+from lockkit.engine.settings import LockSettings, LostCallback
 from lockkit.errors import LockError
 from lockkit.primitives.election import Candidate
 from lockkit.primitives.lock_set import LockSetCore
 from lockkit.units import Seconds
-
-__all__ = [
-    "INHERIT",
-    "BaseElection",
-    "BaseLease",
-    "BaseLock",
-    "BaseLockSet",
-    "BaseRWLock",
-    "Inherit",
-    "MakesLeases",
-    "OtherApi",
-    "PermitFacts",
-    "SharedWithStack",
-    "WithStack",
-    "as_current",
-    "find_current",
-]
 
 
 class _WrongApiError(LockError, TypeError, AttributeError):

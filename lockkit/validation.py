@@ -208,22 +208,21 @@ def _unusual_name(value: object, what: str) -> str:
     raise ConfigurationError(problem, name=text if what == "lock name" else None)
 
 
-def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool = False, hint: str = "") -> float:
+def seconds(value: object, what: str, *, exclusive: bool = False, hint: str = "") -> float:
     """
     Check a time span.
 
     Args:
         value: Seconds as int or float, or a `datetime.timedelta`. Finite.
         what: Name of the value, for the message.
-        minimum: The least value that is accepted, seconds.
-        exclusive: Reject `minimum` itself.
+        exclusive: Refuse 0, too.
         hint: Added to the message.
 
     Returns:
         Seconds.
 
     Raises:
-        ConfigurationError: It is not a finite time span, or too short.
+        ConfigurationError: It is not a finite time span, or below 0.
     """
     number = _number(value)
     if number is None:
@@ -232,8 +231,8 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
     if not math.isfinite(number):
         message = f"{what} must be a finite number of seconds, not {shown(value)}{hint}"
         raise ConfigurationError(message)
-    if number < minimum or (exclusive and number == minimum):
-        least = f"more than {minimum:g}" if exclusive else f"{minimum:g} or more"
+    if number < 0 or (exclusive and number == 0):
+        least = "more than 0" if exclusive else "0 or more"
         message = f"{what} must be {least} seconds, not {shown(value)}{hint}"
         raise ConfigurationError(message)
     return number

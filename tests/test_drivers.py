@@ -205,8 +205,9 @@ def test_loop_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-def test_stopped_loop_ends_calls_under_way(*, swallows: bool) -> None:
+def test_stopped_loop_ends_calls_under_way(monkeypatch: pytest.MonkeyPatch, *, swallows: bool) -> None:
     """With an error that backends know: a CancelledError would end the caller's thread, or nothing would."""
+    monkeypatch.setattr("lockkit.drivers._LAST_SECONDS", 0.05 if swallows else PATIENCE)
     loop, begun, raised = DriverLoop(BlockingRuntime()), threading.Event(), []
 
     async def answer_never() -> None:

@@ -57,82 +57,90 @@ class TestEachPlace:
         holders = (LockHolder(text), LockHolder("o", host=text), LockHolder("o", pid=1, text=text))
         assert all(harmless(str(holder)) and len(str(holder)) < 1500 for holder in holders)
 
-    def test_warning_of_a_long_wait(
-        self, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """The log names who holds the lock."""
-        client, _ = scripted(space="foreign-holder")
-        other, _ = scripted(space="foreign-holder")
 
-        async def holders(self: MemoryBackend, name: str) -> list[Holder]:
-            del self, name
-            return [Holder(text, 1, 5.0, {"host": text, text: text})]
+# -- where it is shown -----------------------------------------------------------------------------------------------
 
-        monkeypatch.setattr(ScriptedBackend, "holders", holders)
-        with caplog.at_level(logging.DEBUG, "lockkit"):
-            lease = other.lock("x", ttl=60).acquire()
-            with pytest.raises(LockTimeout):
-                client.lock("x", ttl=0.1).acquire(timeout=0.4)
-            until(lambda: any("longer than its ttl" in line for line in tuple(caplog.messages)))
-            lease.release()
-        assert all(harmless(line) for line in caplog.messages)
+ALL = "".join(FORGED)
+"""What is kept of it has all that is short."""
 
-    def test_driver_error_in_the_log_of_an_outage(self, text: str, caplog: pytest.LogCaptureFixture) -> None:
-        """Renewals and acquisitions: error texts come from servers."""
-        client, backend = scripted(MovableClock())
-        with caplog.at_level(logging.DEBUG, "lockkit"):
-            lease = client.lock("x", ttl=60).acquire()
-            backend.before["renew"] = fail(RuntimeError(text))
-            pass_time(client, 25.0)
-            until(lambda: any("renewal of lock" in line for line in tuple(caplog.messages)))
-            backend.before["try_acquire"] = fail(BackendUnavailable(text))
-            with pytest.raises(BackendUnavailable) as caught:
-                client.lock("y").acquire(timeout=0.05)
-            lease.release()
-            client.close()
-        assert harmless(str(caught.value))
-        assert len(caplog.messages) >= 2
-        assert all(harmless(line) for line in caplog.messages)
 
-    def test_stored_error_of_once(self, text: str) -> None:
-        """The attribute has the text as it was stored."""
-        with lockkit.connect("memory://stored-text") as client:
-            key = str(len(text)) + text[:1].encode().hex()
+def test_warning_of_a_long_wait(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names who holds the lock."""
+    client, _ = scripted(space="foreign-holder")
+    other, _ = scripted(space="foreign-holder")
 
-            @client.once(key, keep=60, store_errors=(Odd,))
-            def work() -> None:
-                raise Odd(text[:2000])
+    async def holders(self: MemoryBackend, name: str) -> list[Holder]:
+        del self, name
+        return [Holder(ALL, 1, 5.0, {"host": ALL, ALL: ALL})]
 
-            with pytest.raises(Odd):
-                work()
-            with pytest.raises(StoredError) as caught:
-                work()
-        assert harmless(str(caught.value))
-        assert caught.value.text == text[:2000]
+    monkeypatch.setattr(ScriptedBackend, "holders", holders)
+    with caplog.at_level(logging.DEBUG, "lockkit"):
+        lease = other.lock("x", ttl=60).acquire()
+        with pytest.raises(LockTimeout):
+            client.lock("x", ttl=0.1).acquire(timeout=0.4)
+        until(lambda: any("longer than its ttl" in line for line in tuple(caplog.messages)))
+        lease.release()
+    assert all(harmless(line) for line in caplog.messages)
 
-    def test_command_line(self, text: str, tmp_path: Path) -> None:
-        """Tables, errors and the lines of the log."""
-        from lockkit.cli.app import app  # noqa: PLC0415 - typer is an extra
 
-        url = f"file://{tmp_path}/locks"
-        with lockkit.connect(url) as client, client.lock("x", metadata={"text": text[:1000], "more": text[:50]}):
-            for command in (["holders", "x"], ["list"], ["hold", "x", "--timeout", "0.1"], ["watch", "--once"]):
-                done = CliRunner().invoke(app, [*command, "--url", url])
-                for line in (done.output + getattr(done, "stderr", "")).splitlines():
-                    assert harmless(line.rstrip("\n")), (command, line)
-                assert "\x1b[2J" not in done.output
-                assert "\nERROR root" not in done.output
+def test_driver_error_in_the_log_of_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """Renewals and acquisitions: error texts come from servers."""
+    client, backend = scripted(MovableClock())
+    with caplog.at_level(logging.DEBUG, "lockkit"):
+        lease = client.lock("x", ttl=60).acquire()
+        backend.before["renew"] = fail(RuntimeError(ALL))
+        pass_time(client, 25.0)
+        until(lambda: any("renewal of lock" in line for line in tuple(caplog.messages)))
+        backend.before["try_acquire"] = fail(BackendUnavailable(ALL))
+        with pytest.raises(BackendUnavailable) as caught:
+            client.lock("y").acquire(timeout=0.05)
+        lease.release()
+        client.close()
+    assert harmless(str(caught.value))
+    assert len(caplog.messages) >= 2
+    assert all(harmless(line) for line in caplog.messages)
 
-    def test_log_lines_of_the_command_line(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """Whatever logs them."""
-        from lockkit.cli.output import reporting, say  # noqa: PLC0415 - typer is an extra
 
-        with reporting():
-            logging.getLogger("lockkit").warning("the server said %s", text)
-        say(text)
-        lines = capsys.readouterr().err.split("\n")
-        assert len(lines) == 3
-        assert all(harmless(line) for line in lines)
+def test_stored_error_of_once() -> None:
+    """The attribute has the text as it was stored."""
+    with lockkit.connect("memory://stored-text") as client:
+
+        @client.once("key", keep=60, store_errors=(Odd,))
+        def work() -> None:
+            raise Odd(ALL[:2000])
+
+        with pytest.raises(Odd):
+            work()
+        with pytest.raises(StoredError) as caught:
+            work()
+    assert harmless(str(caught.value))
+    assert caught.value.text == ALL[:2000]
+
+
+def test_command_line(tmp_path: Path) -> None:
+    """Tables, errors and the lines of the log."""
+    from lockkit.cli.app import app  # noqa: PLC0415 - typer is an extra
+
+    url = f"file://{tmp_path}/locks"
+    with lockkit.connect(url) as client, client.lock("x", metadata={"text": ALL[:1000], "more": ALL[:50]}):
+        for command in (["holders", "x"], ["list"], ["hold", "x", "--timeout", "0.1"], ["watch", "--once"]):
+            done = CliRunner().invoke(app, [*command, "--url", url])
+            for line in (done.output + getattr(done, "stderr", "")).splitlines():
+                assert harmless(line.rstrip("\n")), (command, line)
+            assert "\x1b[2J" not in done.output
+            assert "\nERROR root" not in done.output
+
+
+def test_log_lines_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever logs them."""
+    from lockkit.cli.output import reporting, say  # noqa: PLC0415 - typer is an extra
+
+    with reporting():
+        logging.getLogger("lockkit").warning("the server said %s", ALL)
+    say(ALL)
+    lines = capsys.readouterr().err.split("\n")
+    assert len(lines) == 3
+    assert all(harmless(line) for line in lines)
 
 
 def test_unknown_answer_keeps_its_error() -> None:

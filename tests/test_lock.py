@@ -155,16 +155,6 @@ async def test_timeout_of_the_client_is_the_default_of_its_locks(driver: FaceDri
         await (await waiter.result()).release()
 
 
-def test_timeout_of_a_client_is_checked_at_once() -> None:
-    """By keyword or in the URL, with the name of the option."""
-    with lockkit.connect(f"{URL}?timeout=0") as client, client.lock("a"), pytest.raises(lockkit.LockTimeout):
-        client.lock("a").acquire()
-    with pytest.raises(lockkit.ConfigurationError, match=r"timeout=-1.*0 or more"):
-        lockkit.connect("memory://", timeout=-1)
-    with pytest.raises(lockkit.ConfigurationError, match="timeout='soon'"):
-        lockkit.connect("memory://?timeout=soon")
-
-
 # -- parameters of other libraries -----------------------------------------------------------------------------------
 
 
@@ -218,6 +208,13 @@ async def test_methods_of_a_lock_name_their_parameter_too(driver: FaceDriver) ->
 
 
 @pytest.mark.parametrize("call", [
+    lambda client, _: client.lock("a", ttl=0),
+    lambda client, _: client.lock("a", timeout=-1),
+    lambda client, _: client.lock("a", renew="no"),
+    lambda client, _: client.lock("a", reentrant=1),
+    lambda client, _: client.lock("a", raise_on_lost=None),
+    lambda client, _: client.lock("a", metadata=3),
+    lambda client, _: client.lock("a", max_hold=0),
     lambda _, lease: lease.extend(-1),
     lambda _, lease: lease.wait_lost(-1),
     lambda _, lease: lease.on_lost(3),
@@ -241,6 +238,9 @@ def test_error_names_lock_and_backend(
     assert caught.value.name is not None
     assert caught.value.name.startswith("a")
     assert caught.value.backend == client.url
+    with pytest.raises(lockkit.ConfigurationError) as caught:
+        client.lock(7)  # type: ignore[call-overload]
+    assert (caught.value.name, caught.value.backend) == (None, client.url)
 
 
 def test_nul_in_the_name_of_a_decorated_call_is_refused(client: lockkit.Client) -> None:

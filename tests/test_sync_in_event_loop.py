@@ -114,7 +114,7 @@ def test_reentrant_lock_does_not_let_another_task_of_the_thread_in(client: lockk
         with pytest.raises(lockkit.LockError, match=r"the task 'A' of this thread"):
             lock.acquire()
         with pytest.raises(lockkit.LockError, match=r"the task 'A' of this thread"):
-            lock.acquire(timeout=1)
+            lock.acquire(timeout=0.05)
         assert lock.try_acquire() is None
 
     run(lambda: while_held(lock, body))

@@ -300,21 +300,6 @@ def test_no_password_in_any_message_or_repr(frame: str, password: str) -> None:
     assert "Zq7w" not in seen
 
 
-@given(
-    st.sampled_from(["password", "sentinel_password", "sslpassword", "PASSWD", "pwd", "secret", "token", "api_key"]),
-    _words,
-)
-def test_no_password_of_the_query_in_any_repr(name: str, password: str) -> None:
-    """Whatever the password is."""
-    password += "Zq7w"
-    assume(name not in password)
-
-    url = parse(f"redis://h/0?a=1&{name}={quote(password, safe='')}&b=2")
-
-    assert dict(url.query)[name] == password
-    assert repr(url) == f"Url('redis://h/0?a=1&{name}=***&b=2')"
-
-
 @given(st.text(st.characters(codec=None)) | st.text(st.sampled_from("redis:/@[],?&=%1a+"), max_size=20))
 def test_any_text_gives_a_url_or_a_configuration_error(text: str) -> None:
     """No other exception leaves the parser."""

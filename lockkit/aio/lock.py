@@ -13,9 +13,9 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 from lockkit.aio.lease import Lease
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import LostCallback, NoOthers, unknown_parameter
+from lockkit.engine.settings import INHERIT, Inherit, LostCallback, NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack, as_current
+from lockkit.lease import BaseLease, BaseLock, OtherApi, SharedWithStack, WithStack, as_current
 from lockkit.units import Seconds
 
 __all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]

@@ -10,9 +10,9 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
-from lockkit.engine.settings import LostCallback
+from lockkit.engine.settings import INHERIT, Inherit, LostCallback
 from lockkit.errors import LockTimeout
-from lockkit.lease import INHERIT, BaseLockSet, Inherit, OtherApi, SharedWithStack
+from lockkit.lease import BaseLockSet, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of, name_templates
 from lockkit.units import Seconds
 

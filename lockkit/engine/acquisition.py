@@ -129,24 +129,6 @@ class Acquisition(Generic[L]):
 
     _too_late_error: ClassVar[type[LockError]] = LockTimeout  # when the answer took longer than the ttl
 
-    __slots__ = (
-        "_answer_by",
-        "_attempts",
-        "_backend",
-        "_began",
-        "_busy",
-        "_client",
-        "_context",
-        "_deadline",
-        "_outage",
-        "_request",
-        "_runtime",
-        "_settings",
-        "_stayed_busy",
-        "_waiting",
-        "_warn_at",
-    )
-
     def __init__(
         self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: Seconds | None
     ) -> None:

@@ -156,7 +156,7 @@ class LeaseRecord:
     handed_over: bool  # its holder has ended it with a ticket, by which another client may take the lock
     body: bool  # a ``with`` block runs under it
     callbacks: list[LostCallback] | None  # to be called when it is lost
-    lost_event: Event | None  # set when it ends; made by a call that waits for the loss
+    end_events: tuple[Event, ...]  # set when it ends; the first is made by a call that waits for the loss
     release_done: Event | None  # set when the backend has answered the release; made by a thread that waits for that
     acquired_by: object  # the thread or task, from `Runtime.current`
     reentry_key: tuple[object, str] | None  # by which that enters it again; None if it is not reentrant
@@ -189,7 +189,8 @@ class LeaseRecord:
         self.part_of = ""
         self.handed_over = self.body = False
         self.callbacks = None if settings.on_lost is None else [settings.on_lost]
-        self.lost_event = self.release_done = None
+        self.end_events = ()
+        self.release_done = None
         self.acquired_by = client.runtime.current()
         self.reentry_key = self.lease_ref = self.look_at = None
         self._lose = lose

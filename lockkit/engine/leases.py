@@ -6,8 +6,6 @@ import logging
 from collections import deque
 from contextlib import suppress
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
-from operator import attrgetter, not_
 from typing import Any
 
 from lockkit import validation
@@ -39,8 +37,6 @@ HAND_OVER_LOOK = 0.01
 CALLBACK_SECONDS = 60.0
 """How long a callback of a loss may have to wait for a thread, seconds: one after the other in that of the cleanups."""
 
-_look_at = attrgetter("look_at")
-
 
 class Leases:
     """All leases of one client that are neither released nor lost, and what happens when one is lost."""
@@ -50,6 +46,7 @@ class Leases:
         self._client = client
         self._cleanups = cleanups
         self.records: dict[str, LeaseRecord] = {}
+        self.unplanned: dict[str, LeaseRecord] = {}  # those of them that the renewer's watch has not seen yet
         self.reentrant: dict[tuple[object, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
         self.unlogged: deque[str] = deque()  # of leases that were dropped
@@ -61,6 +58,7 @@ class Leases:
             record.state = LOST
             record.lost_reason = "session"
         self.records = {}
+        self.unplanned = {}
         self.reentrant = {}
         self.early_losses = {}
         self.unlogged.clear()
@@ -72,26 +70,11 @@ class Leases:
         """Return all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
         return tuple(self.records.values())
 
-    def unplanned(self) -> list[LeaseRecord]:
-        """
-        Return the leases that the renewer's watch has not seen yet, the oldest first. Under the mutex.
-
-        They are the newest: it takes all of them at a time, and none is added meanwhile.
-        """
-        leases = self.records.values()
-        while True:
-            try:
-                count = len(list(takewhile(not_, map(_look_at, reversed(leases)))))
-                newest = list(islice(reversed(leases), count))
-            except RuntimeError:  # a dict that changed: `__del__` has forgotten a lease, in this thread or another
-                continue
-            return [record for record in reversed(newest) if record.look_at is None]
-
     def add(self, record: LeaseRecord, settings: LockSettings) -> None:
         """Keep a new lease, which was acquired with these settings. Under the mutex."""
         owner = record.grant.owner
         assert owner not in self.records, "each acquisition has an owner of its own"
-        self.records[owner] = record
+        self.records[owner] = self.unplanned[owner] = record
         if settings.reentrant or settings.nests:
             record.reentry_key = (record.acquired_by, record.grant.name)
             self.reentrant[record.reentry_key] = record
@@ -99,9 +82,13 @@ class Leases:
     def drop(self, record: LeaseRecord) -> None:
         """Forget a lease that has ended, also for re-entry. Dict operations only: also called from ``__del__``."""
         assert record.state is not HELD, "a lease that is held must be watched"
-        self.records.pop(record.grant.owner, None)
+        self._forget(record.grant.owner)
         if record.reentry_key is not None:
             self._end_reentry(record)
+
+    def _forget(self, owner: str) -> None:
+        self.records.pop(owner, None)
+        self.unplanned.pop(owner, None)
 
     def enter(self, record: LeaseRecord) -> None:
         """Note that a block runs under a lease. If another thread or task enters it, it was handed over to that one."""
@@ -203,8 +190,8 @@ class Leases:
                 return
             record.state, record.handed_over = RELEASED, True
             self.drop(record)
-            event = record.lost_event
-        if event is not None:
+            events = record.end_events
+        for event in events:
             event.set()
 
     # -- loss ------------------------------------------------------------------------------------------------------
@@ -224,10 +211,10 @@ class Leases:
             elif reason == "expired" and record.renewal.stalled:
                 reason = "stalled"
             callbacks = self._mark_lost(record, reason)
-            event = record.lost_event
+            events = record.end_events
             may_have_renewed = record.renewal.may_have_renewed
         self.report.lost(record, reason, record.loss_text)  # first: who is notified may end the process
-        if event is not None:
+        for event in events:
             event.set()
         for callback in callbacks:
             self._notify(record, callback, reason)
@@ -242,7 +229,7 @@ class Leases:
         record.state = LOST
         record.lost_reason = reason
         # It stays the reentrant lease of its thread until released: entering again must say "lost", not acquire.
-        self.records.pop(record.grant.owner, None)
+        self._forget(record.grant.owner)
         record.renewal.wake_waiters()
         callbacks, record.callbacks = record.callbacks or [], None
         return callbacks
@@ -304,9 +291,9 @@ class Leases:
         if record.lost:
             return True
         with self._client.mutex:
-            if record.lost_event is None:
-                record.lost_event = self._client.runtime.event()
-            event = record.lost_event
+            if not record.end_events:
+                record.end_events = (self._client.runtime.event(),)
+            event = record.end_events[0]
             if record.state is not HELD:
                 event.set()
         await event.wait(seconds)
@@ -328,8 +315,8 @@ class Leases:
                     record.state = RELEASED
                     self.drop(record)
                     record.renewal.wake_waiters()
-                if record.lost_event is not None:
-                    record.lost_event.set()
+                for event in record.end_events:
+                    event.set()
         assert all(record.state is not HELD for record in ended), "each is either lost or released"
         for record in ended:
             lost = record.lost_reason is not None

@@ -82,16 +82,15 @@ class LockOrder:
 
     def _path(self, start: _Key, end: _Key) -> list[_Key] | None:
         """Return a way along the edges, both ends included."""
-        before: dict[_Key, _Key | None] = {start: None}
-        left = [start]
+        seen, left = {start}, [[start]]
         while left:
-            here = left.pop()
-            if here == end:
-                return _back(here, before)
-            for there in tuple(self._edges.get(here, ())):
-                if there not in before:
-                    before[there] = here
-                    left.append(there)
+            path = left.pop()
+            if path[-1] == end:
+                return path
+            for there in tuple(self._edges.get(path[-1], ())):
+                if there not in seen:
+                    seen.add(there)
+                    left.append([*path, there])
         return None
 
     def _is_new(self, circle: list[_Key]) -> bool:
@@ -110,14 +109,6 @@ class LockOrder:
             f"locks are taken in different orders ({names}), so calls may wait for each other for ever. Take them in "
             f"one order everywhere, or all at once with client.locks([...]).{stacks}"
         )
-
-
-def _back(end: _Key, before: dict[_Key, _Key | None]) -> list[_Key]:
-    assert end in before, "the search has come here"
-    path = [end]
-    while (earlier := before[path[-1]]) is not None:
-        path.append(earlier)
-    return path[::-1]
 
 
 def _frames() -> Iterator[traceback.FrameSummary]:

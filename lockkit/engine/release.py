@@ -108,8 +108,8 @@ class Releases:
         self._leases.drop(record)
         if record.renewal.in_flight:
             record.renewal.wake_waiters()  # it may not be sent any more: an extend() must not wait for it
-        if record.lost_event is not None:
-            record.lost_event.set()
+        for event in record.end_events:
+            event.set()
 
     def _end(self, record: LeaseRecord, answered: bool) -> None:  # noqa: FBT001 - faster than by its name
         """Note how the release that `_begin` began has ended."""

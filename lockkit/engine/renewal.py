@@ -188,6 +188,7 @@ class Renewer:
         self._agenda = []
         for record in self._leases.all():
             record.look_at = None
+            self._leases.unplanned[record.grant.owner] = record
 
     def _survey(self, now: Instant) -> tuple[list[LeaseRecord], list[LeaseRecord], float]:
         """Find what has expired, what is to be renewed (marked as in flight), and when to look again."""
@@ -195,7 +196,9 @@ class Renewer:
         due: list[LeaseRecord] = []
         if len(self._agenda) > OUTDATED_MIN + 4 * len(self._leases.records):
             self._start_agenda()
-        for record in self._leases.unplanned():
+        # Exchanged before it is read: `__del__` forgets leases in any thread.
+        unplanned, self._leases.unplanned = self._leases.unplanned, {}
+        for record in list(unplanned.values()):
             plan = record.renewal
             record.look_at = min(plan.next_at, record.valid_until, inf if plan.stalled else plan.stall_at)
             heappush(self._agenda, (record.look_at, record.grant.owner))
@@ -274,15 +277,18 @@ class Renewer:
                 await self._renewing.wait(idle_since + LINGER - self._runtime.now())
 
     async def _renew_due(self, backend: LockBackend | None, due: list[LeaseRecord], now: Instant) -> None:
-        """Renew what was due when the watch looked."""
+        """Renew what was due when the watch looked; the answers change deadlines, or mark leases as lost."""
         assert due, "the renewer sleeps when nothing is due"
-        if batch := [
-            record
-            for record in due
-            if (record.state is HELD and now <= record.renewal.until and not record.renewal.stalled)
-            or self._is_due(record, now)
-        ]:
-            await self._renew_batch(backend, batch)
+        batch = [record for record in due if self._is_due(record, now)]
+        if not batch:
+            return
+        started = self._runtime.now()
+        outcomes: Sequence[Renewal] = [Unknown(InterruptedError("cut short"))] * len(batch)
+        try:
+            outcomes = await self._ask(backend, batch)
+        finally:
+            # Also when this coroutine is cancelled: a lease that stays in flight would never be renewed again.
+            self._apply(batch, outcomes, started)
 
     def _is_due(self, record: LeaseRecord, now: Instant) -> bool:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
@@ -297,17 +303,6 @@ class Renewer:
                 plan.finish()
             return False
         return True
-
-    async def _renew_batch(self, backend: LockBackend | None, batch: list[LeaseRecord]) -> None:
-        """One renewal of each; the answers change deadlines, or mark leases as lost."""
-        assert batch, "the backend is not asked for nothing"
-        started = self._runtime.now()
-        outcomes: Sequence[Renewal] = [Unknown(InterruptedError("cut short"))] * len(batch)
-        try:
-            outcomes = await self._ask(backend, batch)
-        finally:
-            # Also when this coroutine is cancelled: a lease that stays in flight would never be renewed again.
-            self._apply(batch, outcomes, started)
 
     async def _ask(self, backend: LockBackend | None, batch: list[LeaseRecord]) -> Sequence[Renewal]:
         try:

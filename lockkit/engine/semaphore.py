@@ -288,8 +288,6 @@ class SemaphoreCaps:
 class PermitAcquisition(Acquisition[L]):
     """As `Acquisition`."""
 
-    __slots__ = ("_cap", "_caps")
-
     def __init__(
         self,
         context: AcquisitionContext[L],

@@ -81,7 +81,6 @@ def require(client: ClientState, what: str) -> None:
 class Taking(Acquisition[L]):
     """One call of ``take``: as an acquisition, but of a lock that the ticket's owner holds."""
 
-    __slots__ = ("_handed",)
     _too_late_error = LockLost  # it waits for nobody, so nothing timed out
 
     def __init__(

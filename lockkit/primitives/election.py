@@ -114,7 +114,7 @@ class Tenure:
 
     def __init__(self, record: LeaseRecord, renewer: Renewer) -> None:
         """Begin a term."""
-        assert record.lost_event is None, "a term begins with its lease"
+        assert not record.end_events, "a term begins with its lease"
         self._record = record
         self._renewer = renewer
         self._runtime: Runtime = record.client.runtime
@@ -125,7 +125,7 @@ class Tenure:
         self.failed = False
         """… because the lease was lost, or could not be renewed in time."""
         record.part_of = "a term"
-        record.lost_event = _Relay(self._runtime.event(), self._wake)
+        record.end_events = self._runtime.event(), self._wake
 
     @property
     def stop_at(self) -> Instant:
@@ -188,27 +188,6 @@ class Tenure:
     def _beat(self) -> None:
         if not self._look():
             self._renewer.beat(self._record)
-
-
-class _Relay:
-    """The event of a lease's end, which also wakes those who ask whether they must stop."""
-
-    def __init__(self, event: Event, other: Event) -> None:
-        self._event = event
-        self._other = other
-
-    def set(self) -> None:
-        self._event.set()
-        self._other.set()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    async def wait(self, timeout: Seconds | None) -> bool:
-        return await self._event.wait(timeout)
 
 
 class StopSignal:

@@ -460,20 +460,12 @@ class BaseLeaseSet(Generic[L]):
     async def _release(self) -> None:
         """Release all, the last first; each is tried."""
         self._released = True
-
-        async def give_back(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
-            await member.engine.releases.release(record, answer_by)
-
-        await self._each(give_back, RELEASE_SECONDS)
+        await self._each(lambda member, record, by: member.engine.releases.release(record, by), RELEASE_SECONDS)
 
     async def _leave(self, error: BaseException | None) -> None:
         """Release all at the end of a ``with`` block, as `Releases.leave` does with one."""
         self._released = True
-
-        async def leave(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
-            await member.engine.releases.leave(record, error, answer_by)
-
-        await self._each(leave, RELEASE_SECONDS)
+        await self._each(lambda member, record, by: member.engine.releases.leave(record, error, by), RELEASE_SECONDS)
 
     async def _leave_cancelled(self) -> NoReturn:
         """Release all at the end of a block whose body was cancelled because a lease was lost."""

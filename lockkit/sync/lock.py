@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import NoOthers, unknown_parameter
+from lockkit.engine.settings import INHERIT, Inherit, NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack, as_current
+from lockkit.lease import BaseLock, OtherApi, SharedWithStack, WithStack, as_current
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.units import Seconds

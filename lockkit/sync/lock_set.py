@@ -8,9 +8,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from lockkit.engine.settings import LostCallback
+from lockkit.engine.settings import INHERIT, Inherit, LostCallback
 from lockkit.errors import LockTimeout
-from lockkit.lease import INHERIT, BaseLockSet, Inherit, OtherApi, SharedWithStack
+from lockkit.lease import BaseLockSet, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease

@@ -9,9 +9,6 @@ import gc
 import json
 import logging
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -197,18 +194,6 @@ def test_caller_that_is_cancelled_again_is_undone_by_one_call_at_a_time(
     assert (most, calls) == (1, 1 if first == "works" else 2)
 
 
-def test_interrupt_after_the_grant_leaves_nothing() -> None:
-    """Ctrl-C strikes when the server has granted and the caller has nothing in hand yet."""
-    client, backend = scripted()
-    backend.after["try_acquire"] = once(fail(KeyboardInterrupt()))
-
-    with pytest.raises(KeyboardInterrupt):
-        client.lock("x").acquire()
-
-    assert client.holders("x") == []
-    client.lock("x").acquire(timeout=0).release()
-
-
 # -- rule 4 and 5: waiting -------------------------------------------------------------------------------------------
 
 
@@ -387,19 +372,6 @@ def test_renewal_that_recovers_ends_the_jeopardy(when: str) -> None:
         assert lease.held
 
 
-def test_loss_that_a_renewal_finds_is_told_with_what_the_backend_said() -> None:
-    """It does not stay until its deadline."""
-    client, backend = scripted()
-    told: list[str] = []
-    lease = client.lock("x", ttl=600, on_lost=lambda _, reason: told.append(reason)).acquire()
-    backend._space.locks.clear()
-
-    client._engine.confirm_soon()
-
-    until(lambda: told == ["gone"])
-    assert lease.lost
-
-
 def test_callback_that_finds_no_thread_is_called_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of leases may be lost at once, and each callback has a thread of its own."""
     monkeypatch.setattr("lockkit.engine.renewal.SLEEP_SECONDS_MAX", 0.05)
@@ -447,18 +419,6 @@ def test_release_without_answer_can_be_called_again(when: str) -> None:
     lease.release()
     assert backend.calls.count("release") == calls
     assert not lease.lost
-
-
-def test_interrupted_release_still_frees() -> None:
-    """Ctrl-C in the middle of a release: sent again, then raised."""
-    client, backend = scripted()
-    lease = client.lock("x", ttl=60).acquire()
-    backend.before["release"] = once(fail(KeyboardInterrupt()))
-
-    with pytest.raises(KeyboardInterrupt):
-        lease.release()
-
-    assert not client.lock("x").locked()
 
 
 def test_release_whose_lease_runs_out_on_the_way_is_no_loss() -> None:
@@ -526,20 +486,6 @@ def test_extend_does_not_wait_for_a_renewal_that_has_become_pointless(ending: st
     first.release()
 
 
-def test_extend_without_answer_believes_the_earlier_end() -> None:
-    """A shorter ttl may have been set at the server though its answer was lost."""
-    client, backend = scripted()
-    lease = client.lock("x", ttl=100, renew=False).acquire()
-    backend.after["renew"] = fail(DOWN)
-
-    with pytest.raises(BackendUnavailable, match="could not extend"):
-        lease.extend(50)
-
-    assert lease.remaining() < 50
-    assert lease.held
-    lease.release()
-
-
 # -- rule 8 and 9: the process ---------------------------------------------------------------------------------------
 
 
@@ -566,17 +512,6 @@ def test_extend_whose_answer_comes_after_the_loss_says_so() -> None:
         lease.extend()
 
     assert lease.lost
-
-
-def test_long_extension_whose_answer_comes_after_the_deadline_is_undone() -> None:
-    """The server has it, but the holder may not believe in it: the lock would stay held for an hour, for nobody."""
-    client, backend = scripted(MovableClock())
-    lease = client.lock("x", ttl=30, renew=False).acquire()
-    backend.after["renew"] = takes(client, 60)
-    with pytest.raises(LockLost, match="deadline"):
-        lease.extend(3600)
-
-    until(lambda: not client.lock("x").locked())
 
 
 def test_forked_child_is_named_as_the_holder() -> None:
@@ -720,30 +655,6 @@ def test_wrong_callback_is_refused_where_it_was_given() -> None:
             for way in ways:
                 with pytest.raises(lockkit.ConfigurationError, match="on_lost" if number < 2 else "coroutine function"):
                     way(wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ttl": 0},
-        {"ttl": float("nan")},
-        {"timeout": -1},
-        {"max_hold": 0},
-        {"metadata": 3},
-        {"renew": "no"},
-        {"reentrant": 1},
-        {"raise_on_lost": None},
-    ],
-)
-def test_errors_of_arguments_say_which_lock_and_where(wrong: dict[str, Any]) -> None:
-    """As attributes, for programs."""
-    with lockkit.connect("memory://wrong") as client:
-        with pytest.raises(lockkit.ConfigurationError) as caught:
-            client.lock("x", **wrong)
-        assert (caught.value.name, caught.value.backend) == ("x", "memory://wrong")
-        with pytest.raises(lockkit.ConfigurationError) as caught:
-            client.lock(7)  # type: ignore[call-overload]
-        assert (caught.value.name, caught.value.backend) == (None, "memory://wrong")
 
 
 @pytest.mark.parametrize(
@@ -979,54 +890,17 @@ def test_threads_of_a_forked_child_share_one_backend(tmp_path: Path) -> None:
 
 def test_child_of_a_fork_renews_its_own_leases() -> None:
     """The parent's watch does not run there, whatever the copied flag says."""
-    script = """
-        import os, time, lockkit
-
-        def until_renewed(lease, begin=bool):
-            before = lease._record.valid_until
-            begin()
-            while lease._record.valid_until == before and lease.held:
-                time.sleep(0.005)
-
-        client = lockkit.connect("memory://")
-        lease = client.lock("x", ttl=60).acquire()
+    client = lockkit.connect("memory://child-renews")
+    with client.lock("x", ttl=60) as lease:
         until_renewed(lease, begin=client._engine.confirm_soon)  # the watch and the renewer run
         pid = os.fork()
         if pid == 0:
-            mine = client.lock("y", ttl=15).acquire()
-            until_renewed(mine)
-            os._exit(0 if mine.held and not lease.held else 1)
+            try:
+                mine = client.lock("y", ttl=60).acquire()
+                until_renewed(mine, begin=client._engine.confirm_soon)
+                os._exit(0 if mine.held and not lease.held else 2)
+            except BaseException:  # noqa: BLE001 - the parent reads the status
+                os._exit(1)
         _, status = os.waitpid(pid, 0)
+        assert status == 0
         assert lease.held
-        lease.release()
-        raise SystemExit(os.waitstatus_to_exitcode(status))
-    """
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 0, run.stderr
-
-
-def test_cancellation_by_others_is_not_turned_into_a_loss() -> None:
-    """``cancel_on_lost`` cancels the body; if its task is cancelled by somebody else too, that goes on."""
-
-    async def run() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
-
-        async def body(client: lockkit.aio.Client) -> None:
-            async with client.lock("x", ttl=600, cancel_on_lost=True) as lease:
-                lease.on_lost(lambda _, reason: told.put_nowait(reason))
-                told.put_nowait("inside")
-                await asyncio.sleep(60)
-
-        async with lockkit.aio.connect("memory://foreign-cancel") as client:
-            for cancel, expected in ((True, asyncio.CancelledError), (False, LockLost)):
-                task = asyncio.create_task(body(client))
-                assert await told.get() == "inside"
-                await client.break_lock("x")
-                if cancel:
-                    task.cancel()  # before the body sees the loss
-                assert await told.get() == "broken"
-                with pytest.raises(expected):
-                    await task
-
-    asyncio.run(run())

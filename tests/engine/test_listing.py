@@ -10,11 +10,12 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.backend import NamesPage
-from lockkit.backends.memory.backend import PAGE_LOCKS, MemoryBackend
+from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import drive
 
-COUNT = 2 * PAGE_LOCKS + 1
+PAGE = 10
+COUNT = 2 * PAGE + 1
 
 
 @pytest.fixture
@@ -24,8 +25,9 @@ def client() -> Iterator[lockkit.Client]:
         yield client
 
 
-def test_thousands_of_names_in_pages(client: lockkit.Client) -> None:
+def test_names_in_pages(client: lockkit.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each once, also in the async API."""
+    monkeypatch.setattr("lockkit.backends.memory.backend.PAGE_LOCKS", PAGE)
     leases = [client.lock(f"seat:{number}", renew=False).acquire(0) for number in range(COUNT)]
     expected = sorted(lease.name for lease in leases)
 

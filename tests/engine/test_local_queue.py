@@ -23,24 +23,6 @@ def wait(line: LocalQueues, name: str, place: Ticket, seconds: float = PATIENCE)
     return drive(line.wait_for_turn(name, place, BlockingRuntime().now() + seconds, inf, lambda: None))
 
 
-def test_turns_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First come, first served; nobody waits for another lock."""
-    line = lines(monkeypatch)
-    places = [Ticket() for _ in range(3)]
-    assert [line.enter("x", place, wait=True) for place in places] == [True, False, False]
-    assert line.behind("x") == 2
-    assert line.enter("y", Ticket(), wait=True)
-
-    assert not wait(line, "x", places[2], 0.0)
-    line.leave("x", places[0])
-    assert wait(line, "x", places[1], 0.0)
-    line.leave("x", places[1])
-    assert wait(line, "x", places[2], 0.0)
-    line.leave("x", places[2])
-
-    assert line.enter("x", Ticket(), wait=False)
-
-
 def test_next_in_line_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """It need not look by itself."""
     line = lines(monkeypatch)

@@ -27,8 +27,8 @@ def order(monkeypatch: pytest.MonkeyPatch) -> LockOrder:
     return order
 
 
-BRIEF = 0.2
-"""Seconds: long enough to have begun to wait before they are over."""
+BRIEF = 0.02
+"""Seconds that a call waits in vain, see `begin_to_wait`."""
 
 
 def waits_for(client: lockkit.Client, other: lockkit.Client, held: str, wanted: str) -> None:
@@ -66,6 +66,8 @@ def test_two_orders_are_one_warning_with_both_stacks(caplog: pytest.LogCaptureFi
     other_way()
     other_way()
     first_way()
+    waits_for(client, other, "c", "a")
+    waits_for(client, other, "d", "c")  # which leads into that circle, and no further
 
     (warning,) = warnings(caplog)
     assert "'b' -> 'a' -> 'b'" in warning

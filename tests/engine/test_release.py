@@ -1,13 +1,92 @@
-"""A stack that is used up while a lock is released."""
+"""Releases: of locks that stay held for a while after that, and where the stack is used up."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import lockkit
 from lockkit.testing.face_driver import FaceDriver
-from tests.faces import both_faces
+from tests.engine.scripted import fail, once, scripted
+from tests.faces import both_faces, scripted_for
+
+
+@both_faces
+async def test_min_hold_that_is_over_frees_the_lock_at_once(driver: FaceDriver) -> None:
+    """It counts from the grant, not from the release."""
+    client, backend = scripted_for(driver)
+    lease = await client.lock("cron", ttl=30, min_hold=0.05).acquire()
+    await driver.sleep(0.06)
+    await lease.release()
+    assert "release" in backend.calls
+    assert await client.holders("cron") == []
+    await client.close()
+
+
+@both_faces
+async def test_min_hold_of_a_lost_lease_raises_as_any_loss(driver: FaceDriver) -> None:
+    """Its release finds that somebody has broken it."""
+    client, backend = scripted_for(driver)
+    lease = await client.lock("cron", ttl=30, min_hold=20, renew=False).acquire()
+    backend._space.locks["cron"].break_lock(client._engine.runtime.now())
+    with pytest.raises(lockkit.LockLost):
+        await lease.release()
+    await client.close()
+
+
+@both_faces
+async def test_no_answer_to_an_early_release_is_told(driver: FaceDriver) -> None:
+    """As for any release: it may be sent again."""
+    client, backend = scripted_for(driver)
+    lease = await client.lock("cron", ttl=30, min_hold=20).acquire()
+    backend.before["renew"] = once(fail(lockkit.BackendUnavailable("no answer")))
+    with pytest.raises(lockkit.BackendUnavailable, match="could not release lock 'cron'"):
+        await lease.release()
+    await lease.release()
+    assert len(await client.holders("cron")) == 1
+    await client.close()
+
+
+@both_faces
+async def test_set_that_is_not_complete_keeps_nothing(driver: FaceDriver) -> None:
+    """No work ran under the locks that it had."""
+    client, backend = scripted_for(driver)
+    other, _ = scripted_for(driver, backend.space)
+    held = await other.lock("b").acquire()
+    with pytest.raises(lockkit.LockTimeout):
+        await client.locks(["a", "b"], ttl=30, min_hold=20).acquire(0)
+    assert await other.holders("a") == []
+    await held.release()
+    async with client.locks(["a", "b"], ttl=30, min_hold=20):
+        pass
+    assert len(await other.holders("a")) == 1
+    await client.close()
+    await other.close()
+
+
+def test_backend_whose_locks_end_with_their_holder_refuses_min_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not keep its word."""
+    client, backend = scripted()
+    capabilities = replace(backend.capabilities, crash_release="session", transfer=False)
+    monkeypatch.setattr(backend, "capabilities", capabilities)
+    with pytest.raises(lockkit.Unsupported, match="min_hold= needs a backend that keeps a lock") as error:
+        client.lock("cron", min_hold=5)
+    assert error.value.name == "cron"
+    client.close()
+
+
+@pytest.mark.parametrize("min_hold", [0, -1, float("inf"), "soon"])
+def test_min_hold_that_is_no_time_is_refused(min_hold: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    """As other times."""
+    client, _ = scripted()
+    with pytest.raises(lockkit.ConfigurationError, match="min_hold"):
+        client.lock("cron", min_hold=min_hold)
+    client.close()
+
+
+# -- a stack that is used up while a lock is released ---------------------------------------------------------------
 
 
 @both_faces

@@ -13,23 +13,16 @@ import pytest
 
 import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost
-from lockkit.observers import LockEvent
 from lockkit.testing.face_driver import FaceDriver
 from lockkit_tools.simulation import Process
 from tests.engine.scripted import MovableClock, pass_time, scripted
 from tests.faces import both_faces, scripted_for
+from tests.primitives.test_election import TTL, play
 from tests.simulation.support import Stage, sleep
+from tests.test_observers import Recorder, observed
+from tests.tries import wait_for_observers
 
-TTL = 3.0
 STALL = 10.0
-
-
-def play(story: Callable[[Stage, Process], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on simulated time."""
-    stage = Stage()
-    alice = stage.process("alice")
-    stage.play(alice, story(stage, alice))
-    stage.end()
 
 
 def test_holder_without_a_beat_loses_the_lock_at_most_stall_and_ttl_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,22 +99,9 @@ def test_beat_before_the_deadline_renews_at_once() -> None:
     play(story)
 
 
-def test_late_beat_does_not_bring_a_lost_lease_back() -> None:
-    """The clock comes first, also if nothing of lockkit's has run since."""
-    clock = MovableClock()
-    client, _ = scripted(clock)
-    lease = client.lock("x", ttl=10, stall=20).acquire()
-
-    clock.added += 30
-    with pytest.raises(LockLost):
-        lease.beat()
-
-    assert lease.lost
-
-
-def test_stall_shorter_than_the_ttl_is_noticed_in_time() -> None:
+def test_stall_shorter_than_the_ttl_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch does not wait for the next renewal to look."""
-    seen: list[LockEvent] = []
+    wait_for_observers(monkeypatch)
 
     async def story(stage: Stage, alice: Process) -> None:
         lease: Any = await stage.client(alice).lock("x", ttl=300.0, stall=1.0).acquire()
@@ -132,19 +112,12 @@ def test_stall_shorter_than_the_ttl_is_noticed_in_time() -> None:
         await sleep(alice, 1.01)
         await lease.release()
 
-    observer = _Stalls(seen)
-    lockkit.add_observer(observer)
-    try:
+    recorder = Recorder()
+    with observed(recorder):
         play(story)
-    finally:
-        lockkit.remove_observer(observer)
-    assert [event.name for event in seen] == ["x", "x"]
-    assert [event.held for event in seen] == pytest.approx([1.0, 2.91], abs=0.01)
-
-
-class _Stalls:
-    def __init__(self, seen: list[LockEvent]) -> None:
-        self.stalled = seen.append
+    stalls = [event for call, event in recorder.events if call == "stalled"]
+    assert [event.name for event in stalls] == ["x", "x"]
+    assert [event.held for event in stalls] == pytest.approx([1.0, 2.91], abs=0.01)
 
 
 def test_set_has_one_beat_which_begins_with_its_last_lock() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import lockkit
 from lockkit.backend import Grant, Request
 from lockkit.engine.ticket import Handed, read
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, Unsupported
-from lockkit.observers import LockEvent
 from lockkit.runtime import wall_clock
 from lockkit.testing.face_driver import FaceDriver
 from tests.engine.scripted import MovableClock, ScriptedBackend, scripted
 from tests.faces import both_faces, scripted_for
+from tests.test_observers import Recorder, observed
+from tests.tries import wait_for_observers
 
 NO_ANSWER = BackendUnavailable("no answer")
 
@@ -51,42 +51,6 @@ async def test_giver_ends_and_the_taker_holds_with_a_larger_token(driver: FaceDr
     await taker.close()
 
 
-@both_faces
-async def test_second_taker_gets_nothing_and_changes_nothing(driver: FaceDriver) -> None:
-    """A message that was delivered twice: also after the first taker has released."""
-    client, backend = scripted_for(driver)
-    other, _ = scripted_for(driver, backend.space)
-    lease = await client.lock("x", ttl=30).acquire()
-    ticket = await lease.ticket()
-    taken = await client.take(ticket)
-
-    with pytest.raises(LockLost, match=r"the ticket of lock 'x' \(token \d+\) finds no lock to take") as error:
-        await other.take(ticket)
-    assert error.value.name == "x"
-    assert taken.held
-    assert await taken.confirm()
-
-    await taken.release()
-    with pytest.raises(LockLost):
-        await other.take(ticket)
-    await client.close()
-    await other.close()
-
-
-def test_ticket_that_nobody_takes_ends_with_its_time() -> None:
-    """The lock is free then, and the ticket is worth nothing."""
-    clock = MovableClock()
-    client, _ = scripted(clock)
-    ticket = client.lock("x", ttl=30).acquire().ticket(ttl=10)
-    with pytest.raises(lockkit.LockTimeout):
-        client.lock("x").acquire(0)
-    clock.added += 11
-    with pytest.raises(LockLost):
-        client.take(ticket)
-    client.lock("x").acquire(0).release()
-    client.close()
-
-
 def test_taker_whose_answer_came_too_late_has_lost_it() -> None:
     """As with a ticket whose time has passed: `take` waits for nobody, so nothing has timed out."""
     clock = MovableClock()
@@ -103,21 +67,6 @@ def test_taker_whose_answer_came_too_late_has_lost_it() -> None:
     with pytest.raises(LockLost, match="the answer took longer than its ttl of 10 s"):
         client.take(ticket, ttl=10)
     assert client.holders("x") == []
-    client.close()
-
-
-def test_taken_lease_is_renewed_and_may_be_handed_on() -> None:
-    """It is a lease as any other."""
-    client, _ = scripted()
-    tokens = []
-    lease = client.lock("x", ttl=30).acquire()
-    for _ in range(3):
-        tokens.append(lease.token)
-        lease = client.take(lease.ticket(), stall=60, max_hold=600)
-    assert tokens == sorted(set(tokens))
-    lease.extend(20)
-    with lease:
-        lease.beat()
     client.close()
 
 
@@ -278,48 +227,17 @@ def test_wrong_options_leave_the_ticket_good(options: dict[str, Any]) -> None:
     client.close()
 
 
-def test_observers_are_told_of_both_ends() -> None:
+def test_observers_are_told_of_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what counts leases counts right."""
-    seen: list[tuple[str, str | None]] = []
-
-    class Seen:
-        def granted(self, event: LockEvent) -> None:
-            seen.append(("granted", event.reason))
-
-        def released(self, event: LockEvent) -> None:
-            seen.append(("released", event.reason))
-
-        def refused(self, event: LockEvent) -> None:
-            seen.append(("refused", event.reason))
-
-    observer = Seen()
-    lockkit.add_observer(observer)
-    try:
+    wait_for_observers(monkeypatch)
+    recorder = Recorder()
+    with observed(recorder):
         client, _ = scripted()
         ticket = client.lock("x").acquire().ticket()
         client.take(ticket).release()
         with pytest.raises(LockLost):
             client.take(ticket)
         client.close()
-    finally:
-        lockkit.remove_observer(observer)
-    assert seen == [
+    assert [(call, event.reason) for call, event in recorder.events if call != "renewed"] == [
         ("granted", None), ("released", "handed_over"), ("granted", None), ("released", None), ("refused", "error"),
     ]  # fmt: skip
-
-
-def test_waiters_wait_on_while_the_lock_changes_hands() -> None:
-    """As behind any holder."""
-    client, backend = scripted()
-    other, _ = scripted(space=backend.space)
-    lease = client.lock("x", ttl=30).acquire()
-    ticket = lease.ticket()
-    with pytest.raises(lockkit.LockTimeout):
-        other.lock("x").acquire(0.05)
-    taken = client.take(ticket)
-    with pytest.raises(lockkit.LockTimeout):
-        other.lock("x").acquire(0.05)
-    taken.release()
-    other.lock("x").acquire(5).release()
-    client.close()
-    other.close()

@@ -528,48 +528,6 @@ def test_interrupt_while_one_is_released_releases_the_others(end: str) -> None:
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 
-def test_cancellation_at_each_step_leaves_none_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an acquisition, its block and its release, after so many steps of the event loop."""
-
-    async def steps(count: int) -> bool:
-        client, backend = scripted(AsyncioRuntime())
-        original, release = backend.try_acquire, backend.release
-
-        async def slow(request: Request) -> Grant | Busy:
-            outcome = await original(request)
-            await asyncio.sleep(0)
-            return outcome
-
-        async def slow_release(grant: Grant, answer_by: float = inf) -> bool:
-            await asyncio.sleep(0)
-            return await release(grant, answer_by)
-
-        monkeypatch.setattr(backend, "try_acquire", slow)
-        monkeypatch.setattr(backend, "release", slow_release)
-
-        async def block() -> None:
-            async with client.locks(["a", "b"]):
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(block())
-        for _ in range(count):
-            await asyncio.sleep(0)
-        finished = task.done()
-        task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            assert not finished
-        assert await held(client, "a", "b") == [], count
-        assert not client._engine.leases.records, count
-        return finished
-
-    count = 0
-    while not asyncio.run(steps(count)):
-        count += 1
-    assert count > 4
-
-
 def test_cancel_on_lost_cancels_the_body_and_releases_the_others() -> None:
     """The loss of any is raised in place of the cancellation."""
 

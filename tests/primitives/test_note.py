@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 
 import lockkit
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, Unsupported
+from lockkit.errors import ConfigurationError, LockError, LockLost, Unsupported
 from lockkit.runtime import drive
 from lockkit.testing.face_driver import FaceDriver
-from lockkit.validation import VALUE_BYTES_MAX
 from tests.engine.scripted import MovableClock, scripted
 from tests.faces import both_faces, scripted_for
 
@@ -26,28 +24,23 @@ def client() -> Iterator[lockkit.Client]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "value",
-    [float("nan"), {1, 2}, b"x", "\ud800", {(1, 2): 3}, "x" * (VALUE_BYTES_MAX - 1), json.loads("[" * 64 + "]" * 64)],
-    ids=lambda value: repr(value)[:20],
-)
 @both_faces
-async def test_value_that_cannot_be_stored_leaves_the_note_as_it_is(driver: FaceDriver, value: Any) -> None:  # noqa: ANN401 - wrong on purpose
+async def test_value_that_cannot_be_stored_leaves_the_note_as_it_is(driver: FaceDriver) -> None:
     """The error says what a note may be; nothing is sent."""
     client, _ = scripted_for(driver)
     async with client.lock("x") as lease:
         await lease.write_note("good")
         with pytest.raises(ConfigurationError, match="the note on lock 'x' cannot be stored") as error:
-            await lease.write_note(value)
+            await lease.write_note(float("nan"))
         assert error.value.name == "x"
         note = await client.read_note("x")
         assert note.value == "good"
     await client.close()
 
 
-@pytest.mark.parametrize("value", [0, False, "", [], {}, "x" * (VALUE_BYTES_MAX - 2), json.loads("[" * 63 + "]" * 63)])
-def test_every_other_value_is_read_as_it_was_written(client: lockkit.Client, value: object) -> None:
-    """Also those that are false: only None is no note."""
+@pytest.mark.parametrize("value", [0, False, "", [], {}])
+def test_value_that_is_false_is_a_note(client: lockkit.Client, value: object) -> None:
+    """Only None is none."""
     with client.lock("x") as lease:
         lease.write_note(value)
     note = client.read_note("x")
@@ -119,22 +112,3 @@ def test_names_are_checked(client: lockkit.Client) -> None:
     with client.once("x", keep=60) as attempt:
         attempt.done("paid")
     assert client.read_note("x") is None
-
-
-def test_no_answer_is_retried_until_the_ttl(client: lockkit.Client) -> None:
-    """The same as for the notes of `once`."""
-    backend = client._engine.client.ready()
-    answers = [BackendUnavailable("no answer"), None]
-    real = backend.write_note
-
-    async def write_note(*arguments: Any) -> bool:
-        if (error := answers.pop(0)) is not None:
-            raise error
-        return await real(*arguments)
-
-    backend.write_note = write_note  # type: ignore[method-assign, assignment]
-    with client.lock("x") as lease:
-        lease.write_note("value")
-    note = client.read_note("x")
-    assert note is not None
-    assert note.value == "value"

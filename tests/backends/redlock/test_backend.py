@@ -470,7 +470,7 @@ async def test_names_need_a_majority(nodes: RedisNodes, host: StubHost) -> None:
 @both
 async def test_hanging_node_is_waited_for_once(nodes: RedisNodes, host: StubHost) -> None:
     """A stopped node takes connections and answers nothing: after the first time it is not asked until it answers."""
-    async with redlock(nodes, host, node_timeout=0.3) as backend:
+    async with redlock(nodes, host, node_timeout=1.0) as backend:
         granted(await backend.try_acquire(host.request("warm")))
         node = nodes_of(backend).all[1]
         nodes.nodes[1].pause()
@@ -482,7 +482,7 @@ async def test_hanging_node_is_waited_for_once(nodes: RedisNodes, host: StubHost
         watch = Stopwatch()
         for _ in range(30):
             await backend.release(granted(await backend.try_acquire(host.request())))
-        assert watch.stop() < 30 * 0.3  # not even one in thirty waited for it
+        assert watch.stop() < 30 * 1.0  # not even one in thirty waited for it
 
         nodes.nodes[1].resume()
         await until(host, lambda: node.up)
@@ -564,7 +564,7 @@ async def test_many_leases_are_renewed_and_released_together(
 ) -> None:
     """In batches, also by nodes that must be taught the script, while others hang or have lost the keys."""
     monkeypatch.setattr(network, "BATCH", 8)
-    async with redlock(nodes, host, node_timeout=0.5) as backend:
+    async with redlock(nodes, host, node_timeout=2.0) as backend:
         grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(20)]
         on(nodes.nodes[4])("SCRIPT", "FLUSH")
         on(nodes.nodes[3])("DEL", *(f"lockkit:{grant.name}" for grant in grants))

@@ -106,8 +106,7 @@ class Connection:
 
     async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """Send several commands at once and return their replies."""
-        self._write(packed, until)
-        return self._receive_all(count, until)
+        return await self.answer(self.send(packed, count, until), until)
 
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         """Send commands now; `answer` waits for their replies."""
@@ -161,9 +160,7 @@ class Connection:
             data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
-        if not data:
-            raise ConnectionResetError(_CLOSED)
-        return self._parser.feed(data)
+        return self._parse(data)
 
     def _limit_time(self, seconds: Seconds) -> None:
         seconds = max(seconds, 1e-6)  # what has arrived already is read, however late it is
@@ -223,9 +220,6 @@ class SharedConnection(Connection):
 
     async def call(self, packed: bytes, until: Instant = inf) -> Reply:
         return (await self.answer(self.send(packed, 1, until), until))[0]
-
-    async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
-        return await self.answer(self.send(packed, count, until), until)
 
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         sent = super().send(packed, count, until)
@@ -325,12 +319,12 @@ class SharedConnection(Connection):
                 self._timer.cancel()
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
-        super()._fail(error)
         expected, self._expected = self._expected, deque()
-        for sent in expected:
+        for sent in expected:  # first: `on_lost` may close this connection, which is not why the calls failed
             if not sent.future.done():
                 sent.future.set_exception(error)
                 sent.future.exception()  # retrieved: asyncio must not log it if the caller has gone
+        super()._fail(error)
         self._news.set()
 
 

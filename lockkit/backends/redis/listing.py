@@ -64,6 +64,11 @@ class Scan:
         self._seen |= names
         return NamesPage(list(names), self if index < len(self._nodes) else None)
 
+    def replace_node(self, other: RedisNode) -> None:
+        """Leave out the node that is being read, and read another one at the end."""
+        self._nodes = [*self._nodes[: self._index], *self._nodes[self._index + 1 :], other]
+        self._cursor = b"0"
+
     async def _proven(self, node: RedisNode, names: Sequence[str]) -> set[str]:
         """Leave out what may be data of an application: keys without an expiry and without a record beside them."""
         keys = [lock_key("", name) for name in names]

@@ -226,9 +226,7 @@ class RedlockBackend(LockBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
-        driver = {name: value for name, value in options.items() if name not in OPTIONS}
-        targets = url_targets(url, options, driver, host.runtime.kind)
-        return cls(url.safe_text, Nodes(host, targets, options), options, host)
+        return cls(url.safe_text, Nodes(host, url_targets(url, options, host.runtime.kind), options), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedlockBackend | None:
@@ -536,8 +534,9 @@ class RedlockBackend(LockBackend):
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""
-        listing: _Listing = _Listing(self._nodes, self._prefix, prefix) if after is None else after.next
-        candidates = await listing.read(self._nodes_count - self._quorum + 1)
+        wanted = self._nodes_count - self._quorum + 1
+        listing: _Listing = _Listing(self._nodes, wanted, self._prefix, prefix) if after is None else after.next
+        candidates = await listing.read()
         calls = [(LockKeys(self._prefix, name), ()) for name in candidates]
         answers = await self._nodes.ask_many(HOLDERS, calls) if calls else []
         names = [
@@ -546,7 +545,7 @@ class RedlockBackend(LockBackend):
             if find_holder(self._majority(votes), self._quorum) is not None
         ]
         listing.candidates = None
-        return NamesPage(names, None if listing.scan is None else listing)
+        return NamesPage(names, None if listing.ended else listing)
 
     async def erase(self) -> None:
         for space in ("", *(f"+{space}" for space in SPACES)):
@@ -562,51 +561,42 @@ class RedlockBackend(LockBackend):
 
 class _Listing:
     """
-    One listing: the node whose keys are being read, and the names that are to be voted on.
+    One listing: some nodes whose keys are read, and the names that are to be voted on.
 
     A lock that a majority of q of n nodes has is at one of any n - q + 1 nodes. So it is enough to list the keys of so
     many nodes, and q - 1 may be down.
 
     Attributes:
-        scan: Of the node whose keys are being read; None when enough nodes were listed.
-        candidates: Names from its last page, until there was a vote on them; None if there are none.
+        candidates: Names from the last page, until there was a vote on them; None if there are none.
+        ended: That page was the last one.
     """
 
-    def __init__(self, nodes: Nodes, prefix: str, name_prefix: str) -> None:
-        self._nodes = nodes
-        self._prefixes = prefix, name_prefix
-        self._index = 0
-        self._failures: dict[int, BackendUnavailable] = {}  # by the node's index
-        self._seen: set[str] = set()
-        self.candidates: list[str] | None = None
-        self.scan: Scan | None = nodes.scan(0, prefix, name_prefix)
+    def __init__(self, nodes: Nodes, wanted: int, prefix: str, name_prefix: str) -> None:
+        servers = [node.server for node in nodes.all]
+        self._wanted = f"{wanted} of {counted(len(servers))}"
+        self._scan, self._others = Scan(prefix, name_prefix, servers[:wanted]), servers[wanted:]
+        self._failures: list[str] = []
+        self.candidates: Sequence[str] | None = None
+        self.ended = False
 
-    async def read(self, wanted: int) -> list[str]:
-        """Return the candidates, from some keys of a node if there are none; `wanted`: how many nodes are listed."""
-        if self.candidates is not None:
-            return self.candidates
-        assert self.scan is not None, "enough nodes were listed"
-        count = len(self._nodes.labels)
-        try:
-            page = await self.scan.page()
-            self._failures.pop(self._index, None)
-        except BackendUnavailable as error:
-            page = NamesPage([], None)
-            self._failures[self._index] = error
-            if count - len(self._failures) < wanted:
-                reasons = "; ".join(map(str, self._failures.values()))
-                message = f"the keys of {wanted} of {counted(count)} are needed: {reasons}"
-                raise NoQuorum(message) from error.__cause__ or error
-        self.candidates = [name for name in page.names if name not in self._seen]
-        self._seen.update(self.candidates)
-        if page.next is None:
-            self._index += 1
-            ended = self._index - len(self._failures) == wanted
-            self.scan = None if ended else self._nodes.scan(self._index, *self._prefixes)
+    async def read(self) -> Sequence[str]:
+        """Return the candidates, from some keys of a node if there are none; another node follows one that fails."""
+        if self.candidates is None:
+            try:
+                page = await self._scan.page()
+            except BackendUnavailable as error:
+                failures = [*self._failures, str(error)]
+                if not self._others:
+                    message = f"the keys of {self._wanted} are needed: {'; '.join(failures)}"
+                    raise NoQuorum(message) from error.__cause__ or error
+                self._failures = failures
+                self._scan.replace_node(self._others.pop(0))
+                return []
+            self.candidates, self.ended = page.names, page.next is None
         return self.candidates
 
 
-def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any], kind: Kind) -> list[Target]:
+def url_targets(url: Url, options: Mapping[str, Any], kind: Kind) -> list[Target]:
     """
     Return the nodes of a URL.
 
@@ -614,12 +604,12 @@ def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any],
     options.
     """
     timeout: Seconds = options["node_timeout"]
-    limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-    arguments = {"db": redis_options.database(url, url.path.strip("/"), options), **driver, **limits}
+    arguments = {name: value for name, value in options.items() if name not in OPTIONS}
+    arguments |= {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    arguments["db"] = redis_options.database(url, url.path.strip("/"), options)
     targets = [Target.of(host, arguments, tls=url.base == "redlocks") for host in url.hosts]
-    for target in targets[:1]:
-        redis_options.check_arguments(url, target, kind)
     _check_nodes(targets, url.safe_text)
+    redis_options.check_arguments(url, targets[0], kind)
     return [replace(target, tls=targets[0].tls) for target in targets]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from lockkit.backends.redis.examine import RedisServer, examine_server
 from lockkit.backends.redis.keys import ttl_milliseconds
-from lockkit.backends.redlock.backend import OPTIONS, counted, url_targets
+from lockkit.backends.redlock.backend import counted, url_targets
 from lockkit.backends.redlock.delayed_restart import wait_milliseconds
 from lockkit.backends.redlock.nodes import LockKeys
 from lockkit.doctor import timing
@@ -71,8 +71,7 @@ RUN_HIDDEN = _error(
 async def examine(examination: Examination) -> None:
     """Examine each node, and what the nodes have in common."""
     options = examination.options
-    driver = {name: value for name, value in options.items() if name not in OPTIONS}
-    targets = url_targets(examination.url, options, driver, examination.runtime.kind)
+    targets = url_targets(examination.url, options, examination.runtime.kind)
     _judge_number(examination, len(targets))
     servers = [RedisServer(examination, target) for target in targets]
     try:

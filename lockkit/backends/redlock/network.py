@@ -25,7 +25,6 @@ from lockkit.backends.redis.connection import Connection, Sent
 from lockkit.backends.redis.errors import DRIVER_ERRORS, lacks_script, translate
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import Pack
-from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, RedisNode, delete_keys
 from lockkit.backends.redis.resp import Reply, ServerSaid, bulk
 from lockkit.backends.redis.wakeup import warn_of_polling
@@ -303,10 +302,6 @@ class Nodes:
         """Stop waking a request."""
         for node in self.all:
             node.listener.forget(request)
-
-    def scan(self, index: int, prefix: str, name_prefix: str) -> Scan:
-        """Begin to list the locks whose keys a node has."""
-        return Scan(prefix, name_prefix, [self.all[index].server])
 
     async def erase(self, prefix: str) -> None:
         """Delete the keys of all locks with a prefix at every node."""

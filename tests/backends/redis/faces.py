@@ -1,4 +1,4 @@
-"""Runs tests that are coroutine functions once for each API: import it in a ``conftest.py``."""
+"""Runs tests that are coroutine functions, by one API or by both: import it in a ``conftest.py``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.backends.redis.support import Face
 from tests.backends.support import StubHost
 
 
-@pytest.fixture(params=["sync", "asyncio"])
+@pytest.fixture(params=["asyncio"])
 def face(request: pytest.FixtureRequest) -> Face:
-    """Each API in turn."""
+    """One API: backends and scripts are the same for the other; `both` is for what depends on connections."""
     return Face(request.param)
 
 
+both = pytest.mark.parametrize("face", ["sync", "asyncio"], indirect=True)
 sync_only = pytest.mark.parametrize("face", ["sync"], indirect=True)
-async_only = pytest.mark.parametrize("face", ["asyncio"], indirect=True)
 
 
 @pytest.fixture
 def host(face: Face) -> StubHost:
-    """The engine's side, of each API in turn."""
+    """The engine's side of the API."""
     return face.host()
 
 

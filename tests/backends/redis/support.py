@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -101,91 +99,6 @@ async def queue_up(backend: RedisBackend, request: Request) -> None:
 async def woken(request: Request) -> bool:
     """Wait for a wake-up, generously."""
     return await request.wake.wait(PATIENCE)
-
-
-class Nat:
-    """
-    Stands between clients and a server, and can forget connections.
-
-    As a NAT does with connections that were idle for long: what comes is dropped, and neither side is told. Its address
-    can be moved to another server, as a name in DNS can.
-    """
-
-    def __init__(self, server: RedisServer) -> None:
-        """Accept connections from now on."""
-        self._target = (server.host, server.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._links: list[_Link] = []
-        self._thread = threading.Thread(target=self._accept, name="nat", daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(self._target)
-                except OSError:  # it is down
-                    client.close()
-                else:
-                    self._links.append(_Link(client, server))
-
-    @property
-    def links_count(self) -> int:
-        """How many connections it has accepted and led to the server."""
-        return len(self._links)
-
-    def forget_subscriptions(self) -> int:
-        """Drop from now on what comes on the connections that subscribe; tell how many there are."""
-        return self._forget([link for link in self._links if link.subscribes])
-
-    def forget_all(self) -> int:
-        """The same for all connections."""
-        return self._forget(self._links)
-
-    def _forget(self, links: list[_Link]) -> int:
-        found = [link for link in links if not link.forgotten]
-        for link in found:
-            link.forgotten = True
-        return len(found)
-
-    def move_to(self, server: RedisServer) -> None:
-        """Connect what comes from now on to another server; the connections that there are stay as they are."""
-        self._target = (server.host, server.port)
-
-    def close(self) -> None:
-        """End all connections."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # which ends a call of accept, as closing does not
-        self._thread.join()
-        self._listener.close()
-        for link in self._links:
-            link.close()
-
-
-class _Link:
-    """One connection through a `Nat`."""
-
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self.subscribes = self.forgotten = False
-        self._ends = client, server
-        for source, sink in ((client, server), (server, client)):
-            threading.Thread(target=self._pass_on, args=(source, sink), name="nat", daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):  # closed
-            while data := source.recv(65536):
-                self.subscribes |= b"SUBSCRIBE" in data
-                if not self.forgotten:
-                    sink.sendall(data)
-        if not self.forgotten:
-            self.close()
-
-    def close(self) -> None:
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
 
 
 class Keyspace:

@@ -15,16 +15,18 @@ import redis.sentinel
 import lockkit
 import lockkit.aio
 from lockkit.backends.redis.backend import RedisBackend
-from lockkit.testing.face_driver import FaceDriver, adapt
+from lockkit.testing.face_driver import FACES, FaceDriver, adapt
 from lockkit.testing.target import Face
 from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require
+from tests.backends.redis.faces import both as both_apis
 from tests.backends.redis.support import Face as ApiFace
 from tests.backends.redis.support import backend_at
 from tests.backends.support import StubHost, play
 
 PATIENCE = 60.0
 
-both = pytest.mark.parametrize("face", ["blocking", "asyncio"])
+both = pytest.mark.parametrize("face", FACES)
+protocols = pytest.mark.parametrize(("protocol", "face"), [(2, "blocking"), (3, "asyncio")])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,39 +74,31 @@ def adopt(driver: FaceDriver, client: object, **options: Any) -> lockkit.aio.Cli
 
 
 @pytest.mark.parametrize(
-    "form",
+    ("face", "form"),
     [
-        "redis://:pass%20word@{address}",
-        "redis://pass%20word@{address}/0",
-        "redis://default:pass%20word@{address}/3",
-        "redis://app:p%2540%40%3A%2F@{address}/0?protocol=3",
-        "valkey://app@{address}?username=app&password=p%2540%40%3A%2F",
-        "unix://:pass%20word@{socket}?db=2",
-        "unix://app:p%2540%40%3A%2F@{socket}?protocol=3",
-        "redis://:pass%20word@{address}?db=1&socket_keepalive=yes&client_name=me",
+        ("blocking", "redis://:pass%20word@{address}"),
+        ("asyncio", "redis://pass%20word@{address}/0"),
+        ("blocking", "redis://default:pass%20word@{address}/3"),
+        ("asyncio", "redis://app:p%2540%40%3A%2F@{address}/0?protocol=3"),
+        ("blocking", "valkey://app@{address}?username=app&password=p%2540%40%3A%2F"),
+        ("asyncio", "unix://:pass%20word@{socket}?db=2"),
+        ("blocking", "unix://app:p%2540%40%3A%2F@{socket}?protocol=3"),
+        ("asyncio", "redis://:pass%20word@{address}?db=1&socket_keepalive=yes&client_name=me"),
     ],
 )
-@both
 def test_url_reaches_the_server(server: RedisServer, form: str, face: Face) -> None:
     """User, password, database, protocol and socket."""
     use_url(face, form.format(address=server.address, socket=server.socket_path))
 
 
-@both
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_tls_is_spoken_and_checked(protocol: int, face: Face) -> None:
-    """With the authority's certificate it works; without it the certificate is refused, and the message says so."""
+@protocols
+def test_tls_is_spoken(protocol: int, face: Face) -> None:
+    """For commands and subscriptions; which certificates are refused: ``test_tls.py``."""
     with RedisServer(tls=True) as node:
         use_url(face, f"{node.url}&protocol={protocol}")
-        with (
-            lockkit.connect(f"rediss://{node.address}") as client,
-            pytest.raises(lockkit.ConfigurationError, match="ssl_ca_certs"),
-        ):
-            client.ping()
 
 
-@both
-@pytest.mark.parametrize("protocol", [2, 3])
+@protocols
 @pytest.mark.parametrize(("tls", "advice"), [(False, "such as redis://"), (True, "such as rediss://")])
 def test_tls_at_one_end_only_is_an_error_of_configuration(
     protocol: int,
@@ -115,7 +109,7 @@ def test_tls_at_one_end_only_is_an_error_of_configuration(
     """Neither side says so: the one waits for the rest of a line, the other closes the connection."""
 
     async def body(driver: FaceDriver) -> None:
-        client = await driver.connect(protocol=protocol)
+        client = await driver.connect(protocol=protocol, socket_timeout=1.0)
         with pytest.raises(lockkit.ConfigurationError, match=advice):
             await client.lock("x").acquire(timeout=PATIENCE)
 
@@ -228,14 +222,13 @@ def test_pool_that_is_used_up_delays_no_lock(server: RedisServer) -> None:
     taken.disconnect()  # type: ignore[no-untyped-call]
 
 
-@both
-def test_sentinel_client_is_used(face: Face) -> None:
+def test_sentinel_client_is_used() -> None:
     """Its addresses and credentials."""
     with RedisSentinels(password="one") as group:  # noqa: S106 - of a throw-away server
         hosts = [(sentinel.host, sentinel.port) for sentinel in group.sentinels]
 
         async def body(driver: FaceDriver) -> None:
-            module = redis if face == "blocking" else redis.asyncio
+            module = redis if driver.face == "blocking" else redis.asyncio
             theirs: Any = module.sentinel.Sentinel(hosts, password="one")  # noqa: S106
             with pytest.raises(lockkit.ConfigurationError, match="service_name="):
                 adopt(driver, theirs)
@@ -245,11 +238,11 @@ def test_sentinel_client_is_used(face: Face) -> None:
             ):
                 await use(driver, first, second)
 
-        play(face, group.url, body)
+        for face in FACES:
+            play(face, group.url, body)
 
 
-@both
-def test_cluster_client_is_used_and_its_remapping(face: Face) -> None:
+def test_cluster_client_is_used_and_its_remapping() -> None:
     """As where the nodes tell addresses of their own network."""
 
     def remap(address: tuple[str, int]) -> tuple[str, int]:
@@ -258,16 +251,17 @@ def test_cluster_client_is_used_and_its_remapping(face: Face) -> None:
     with RedisCluster() as group:
 
         async def body(driver: FaceDriver) -> None:
-            module = redis if face == "blocking" else redis.asyncio
+            module = redis if driver.face == "blocking" else redis.asyncio
             theirs: Any = module.RedisCluster(host="localhost", port=group.nodes[0].port, address_remap=remap)
             async with adopt(driver, theirs) as first:
                 await use(driver, first, await driver.connect())
                 nodes = first._engine.client.backend._topology._nodes  # type: ignore[union-attr]
                 assert {node.target.arguments["host"] for node in nodes.values()} == {"localhost"}
-            closing = theirs.close() if face == "blocking" else await theirs.aclose()
+            closing = theirs.close() if driver.face == "blocking" else await theirs.aclose()
             assert closing is None
 
-        play(face, group.url, body)
+        for face in FACES:
+            play(face, group.url, body)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +306,7 @@ def test_client_that_connects_in_a_way_of_its_own_is_refused(arguments: dict[str
         lockkit.from_client(redis.Redis(connection_pool=redis.ConnectionPool(**arguments)))
 
 
+@both_apis
 async def test_credential_provider_is_asked_for_each_connection(
     server: RedisServer, face: ApiFace, host: StubHost
 ) -> None:

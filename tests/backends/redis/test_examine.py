@@ -77,18 +77,6 @@ def test_changes_nothing(server: RedisServer) -> None:
         assert connection.call("DEL", "lockkit:held") == 1
 
 
-def test_eviction_policy(server: RedisServer, setting: SetOnce) -> None:
-    """Locks have an expiry, so the volatile policies remove them too."""
-    setting("maxmemory", "100mb")
-    setting("maxmemory-policy", "volatile-lru")
-
-    finding = found(server.url)["redis-eviction"]
-
-    assert finding.check.severity is Severity.ERROR
-    assert "volatile-lru" in finding.seen
-    assert "noeviction" in finding.fix
-
-
 def test_eviction_policy_without_a_limit_is_none(server: RedisServer, setting: SetOnce) -> None:
     """Memory that has no limit is never full."""
     setting("maxmemory-policy", "allkeys-lru")
@@ -115,12 +103,25 @@ def test_connections_nearly_used_up(server: RedisServer, setting: SetOnce) -> No
         assert "of 15 connections" in found(server.url)["redis-connections"].seen
 
 
-@pytest.mark.parametrize(("value", "severity"), [("no", Severity.WARNING), ("everysec", Severity.INFO)])
-def test_appendfsync(server: RedisServer, setting: SetOnce, value: str, severity: Severity) -> None:
-    """Less than always loses something with the machine."""
-    setting("appendfsync", value)
+@pytest.mark.parametrize(
+    ("settings", "id_", "severity"),
+    [
+        # Locks have an expiry, so the volatile policies remove them too.
+        ({"maxmemory": "100mb", "maxmemory-policy": "volatile-lru"}, "redis-eviction", Severity.ERROR),
+        # Less than always loses something with the machine.
+        ({"appendfsync": "no"}, "redis-appendfsync-no", Severity.WARNING),
+        ({"appendfsync": "everysec"}, "redis-appendfsync-everysec", Severity.INFO),
+    ],
+)
+def test_setting(server: RedisServer, setting: SetOnce, settings: dict[str, str], id_: str, severity: Severity) -> None:
+    """Each is found, and as dangerous as it is."""
+    for name, value in settings.items():
+        setting(name, value)
 
-    assert found(server.url)[f"redis-appendfsync-{value}"].check.severity is severity
+    finding = found(server.url)[id_]
+
+    assert finding.check.severity is severity
+    assert [*settings.values()][-1] in finding.seen
 
 
 def test_no_persistence_and_no_password() -> None:

@@ -1,9 +1,12 @@
-"""On the same key redis-py's ``Lock`` and lockkit keep each other out, in both directions and on both faces."""
+"""
+On the same key redis-py's ``Lock`` and lockkit keep each other out; with waiters, readers and an empty prefix.
+
+What both do to one another without these: ``tests/interop/test_redis_py_lock.py``.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -37,40 +40,6 @@ def theirs(server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-def test_their_lock_keeps_us_out(ours: Client, theirs: redis.Redis) -> None:
-    """While redis-py holds the key, lockkit polls, because redis-py notifies no waiter."""
-    lock = theirs.lock("lockkit:x", timeout=30)
-    assert lock.acquire()
-    assert busy(ours.lock("x"))
-    (holder,) = ours.holders("x")
-    assert (holder.owner.encode(), holder.token) == (lock.local.token, None)
-    got: list[Lease] = []
-    thread = threading.Thread(target=lambda: got.append(ours.lock("x").acquire(timeout=PATIENCE)))
-    thread.start()
-    time.sleep(0.3)
-    assert got == []
-
-    lock.release()
-
-    thread.join(PATIENCE)
-    got[0].release()
-
-
-def test_our_lock_keeps_them_out(ours: Client, theirs: redis.Redis) -> None:
-    """redis-py gets the key when lockkit has released it, and not before."""
-    lease = ours.lock("x").acquire()
-    lock = theirs.lock("lockkit:x", timeout=30, sleep=0.01)
-    assert not lock.acquire(blocking=False)
-    assert lock.locked()
-    assert not lock.owned()
-
-    lease.release()
-
-    assert lock.acquire(blocking_timeout=PATIENCE)
-    assert busy(ours.lock("x"))
-    lock.release()
-
-
 def test_they_cannot_overtake_a_waiter_of_ours(server: RedisServer, ours: Client, theirs: redis.Redis) -> None:
     """A lock that is offered to a waiter is taken for everybody else."""
     lease = ours.lock("x").acquire()
@@ -87,26 +56,6 @@ def test_they_cannot_overtake_a_waiter_of_ours(server: RedisServer, ours: Client
         got[0].release()
 
 
-def test_their_release_and_extension_do_not_touch_our_lease(ours: Client, theirs: redis.Redis) -> None:
-    """An expired holder of redis-py's finds our lease, and leaves it alone; and the other way round."""
-    lock = theirs.lock("lockkit:x", timeout=0.1)
-    assert lock.acquire()
-    lease = ours.lock("x").acquire(timeout=PATIENCE)
-    with pytest.raises(redis.exceptions.LockNotOwnedError):
-        lock.extend(10)
-    with pytest.raises(redis.exceptions.LockNotOwnedError):
-        lock.release()
-    assert lease.confirm()
-
-    theirs.delete("lockkit:x")
-    again = theirs.lock("lockkit:x", timeout=30)
-    assert again.acquire(blocking=False)
-    with pytest.raises(lockkit.LockLost):
-        lease.release()
-    assert again.owned()
-    again.release()
-
-
 def test_their_lock_is_broken_by_us(ours: Client, theirs: redis.Redis) -> None:
     """`break_lock` frees a key that another client forgot, also one without an expiry."""
     theirs.set("lockkit:x", "forgotten")
@@ -114,43 +63,6 @@ def test_their_lock_is_broken_by_us(ours: Client, theirs: redis.Redis) -> None:
     assert ours.break_lock("x")
 
     ours.lock("x").acquire(timeout=PATIENCE).release()
-
-
-def test_both_contend_for_one_key(server: RedisServer, theirs: redis.Redis) -> None:
-    """Threads of both libraries: never two inside, and each has its rounds."""
-    inside = 0
-    overlaps = 0
-    rounds = 25
-
-    def work() -> None:
-        nonlocal inside, overlaps
-        inside += 1
-        overlaps += inside != 1
-        time.sleep(0.001)
-        inside -= 1
-
-    def with_lockkit() -> None:
-        with lockkit.connect(server.url) as client:
-            for _ in range(rounds):
-                with client.lock("x", timeout=PATIENCE):
-                    work()
-
-    def with_redis_py() -> None:
-        for _ in range(rounds):
-            with theirs.lock("lockkit:x", timeout=30, sleep=0.002, blocking_timeout=PATIENCE):
-                work()
-                # It would be there again before anybody has looked.
-                time.sleep(0.002)
-            time.sleep(0.002)
-
-    threads = [threading.Thread(target=target) for target in (with_lockkit, with_lockkit, with_redis_py, with_redis_py)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-
-    assert not any(thread.is_alive() for thread in threads)
-    assert overlaps == 0
 
 
 # -- the same name, with an empty prefix -------------------------------------------------------------------------------

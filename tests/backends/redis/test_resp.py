@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid, bulk, pack
 
@@ -85,12 +83,9 @@ def test_another_protocol_is_refused(data: bytes) -> None:
         Parser().feed(data)
 
 
-@given(st.lists(st.one_of(st.binary(max_size=50), st.text(max_size=20), st.integers()), min_size=1, max_size=5))
-def test_packed_commands_are_arrays_of_their_arguments(arguments: list[bytes | str | int]) -> None:
+def test_packed_commands_are_arrays_of_their_arguments() -> None:
     """What is packed is read back as bytes."""
-    (reply,) = Parser().feed(pack(*arguments))
+    (reply,) = Parser().feed(pack(b"\xff\r\n$1", "gr\u00fcn", "", b"", 0, -(2**70)))
 
-    expected = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
-
-    assert reply == expected
-    assert pack(*arguments).endswith(b"".join(map(bulk, arguments)))
+    assert reply == [b"\xff\r\n$1", "gr\u00fcn".encode(), b"", b"", b"0", str(-(2**70)).encode()]
+    assert pack("a", 1).endswith(bulk("a") + bulk(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from itertools import count
@@ -20,6 +19,7 @@ from lockkit.runtime import Work
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisCluster, RedisServer, require
 from lockkit_tools.servers._ports import Ports
+from tests.backends.redis.faces import both
 from tests.backends.redis.support import backend_at, open_backend
 from tests.backends.redlock.test_backend import open_redlock
 from tests.backends.support import StubHost, granted
@@ -67,6 +67,7 @@ def hosts(ports: list[int]) -> str:
     return ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
+@both
 @pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "redis+cluster", "redlock"])
 async def test_refused_connection_means_that_nothing_was_sent(
     scheme: str, dead_ports: list[int], connects: list[Any], host: StubHost
@@ -87,6 +88,7 @@ async def test_refused_connection_means_that_nothing_was_sent(
         await backend.close()
 
 
+@both
 async def test_request_that_was_sent_before_the_refusal(host: StubHost) -> None:
     """The server dies with it, and refuses the second attempt: the first one may have been carried out."""
     with RedisServer() as node:
@@ -122,20 +124,9 @@ def test_node_of_a_cluster_is_refused(cluster: RedisCluster, user: str) -> None:
     wanted = rf"redis\+cluster://{node.address}"
     url = f"redis://{user}{node.address}"
 
-    def assert_refused(client: lockkit.Client) -> None:
+    for client in (lockkit.connect(url), lockkit.from_client(redis.Redis.from_url(url))):
         with client, pytest.raises(ConfigurationError, match=wanted):
             client.lock(name, timeout=PATIENCE).acquire()
-
-    assert_refused(lockkit.connect(url))
-    assert_refused(lockkit.from_client(redis.Redis.from_url(url)))
-
-    async def scenario() -> None:
-        for client in (lockkit.aio.connect(url), lockkit.aio.from_client(redis.asyncio.Redis.from_url(url))):
-            async with client:
-                with pytest.raises(ConfigurationError, match=wanted):
-                    await client.lock(name, timeout=PATIENCE).acquire()
-
-    asyncio.run(scenario())
 
 
 def test_nodes_of_a_cluster_are_no_redlock(cluster: RedisCluster) -> None:

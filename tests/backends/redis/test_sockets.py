@@ -18,6 +18,7 @@ from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import open_connection
 from lockkit.backends.redis.resp import pack
 from lockkit_tools.servers import RedisServer, require
+from tests.backends.redis.faces import both
 from tests.backends.support import StubHost
 
 PATIENCE = 30.0
@@ -38,6 +39,7 @@ def target_of(server: RedisServer) -> Target:
     return target.moved(server.host, server.port)
 
 
+@both
 async def test_closed_connection_gives_no_resource_warning(server: RedisServer, host: StubHost) -> None:
     """Its socket is closed at once, over TLS too."""
     own = f"{server.port})"
@@ -51,6 +53,7 @@ async def test_closed_connection_gives_no_resource_warning(server: RedisServer, 
     assert [str(warning.message) for warning in caught if own in str(warning.message)] == []
 
 
+@both
 async def test_large_batch_is_sent_to_a_server_that_reads_late(host: StubHost) -> None:
     """More than the buffers of the socket take at once."""
     batch = pack("ECHO", b"x" * 100_000) * 60
@@ -91,6 +94,7 @@ class SilentTlsServer:
         self._listener.close()
 
 
+@both
 async def test_login_that_hangs_leaves_no_open_socket(server: RedisServer, host: StubHost) -> None:
     """The connection is ended at once, though the server takes no part in ending TLS."""
     target = target_of(server)

@@ -1,4 +1,4 @@
-"""Runs coroutine functions once for each API."""
+"""Runs coroutine functions by one API or by both."""
 
 from __future__ import annotations
 

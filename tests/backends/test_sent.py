@@ -6,15 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import lockkit
-from lockkit.backend import Busy, LockBackend
-from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.zookeeper.backend import ZooKeeperBackend
-from lockkit.configuration.registry import split_options
+from lockkit.backend import Busy
 from lockkit.runtime import drive
-from lockkit.url import parse
 from lockkit_tools.servers import EtcdServer, FaultProxy, ZooKeeperServer, require
-from tests.backends.support import StubHost, granted, sent_to
+from tests.backends.support import StubHost, answers, granted, open_backend, sent_to
 from tests.tries import until
 
 
@@ -26,34 +21,19 @@ def server(request: pytest.FixtureRequest) -> Iterator[EtcdServer | ZooKeeperSer
         yield running
 
 
-def opened(url: str, host: StubHost) -> LockBackend:
-    """Open a backend without an engine."""
-    parsed = parse(url)
-    kind: type[EtcdBackend | ZooKeeperBackend] = EtcdBackend if parsed.base == "etcd" else ZooKeeperBackend
-    return kind.open(parsed, split_options(kind, parsed, {})[1], host)
-
-
-def answers(backend: LockBackend) -> bool:
-    """Tell whether the server answers."""
-    try:
-        drive(backend.ping())
-    except lockkit.BackendUnavailable:
-        return False
-    return True
-
-
 def test_acquisition_says_whether_it_was_sent(server: EtcdServer | ZooKeeperServer) -> None:
     """Refused at connect: no. Unanswered, or refused while a place in the queue is there: yes."""
     host = StubHost()
     with FaultProxy(server.host, server.port) as proxy:
-        ours, other = (opened(server.url.replace(server.address, at), host) for at in (proxy.address, server.address))
+        ours = open_backend(server.url.replace(server.address, proxy.address), host)
+        other = open_backend(server.url, host)
         grant = granted(drive(other.try_acquire(host.request("sent"))))
         proxy.refuse()
         request = host.request("sent")
         assert not sent_to(ours, request)
         assert request.state is None
         proxy.heal()
-        until(lambda: answers(ours))  # it connects again after a pause
+        until(lambda: answers(lambda: drive(ours.ping())))  # it connects again after a pause
 
         waiting = host.request("sent")
         assert isinstance(drive(ours.try_acquire(waiting)), Busy)
@@ -61,7 +41,7 @@ def test_acquisition_says_whether_it_was_sent(server: EtcdServer | ZooKeeperServ
         proxy.cut()
         assert sent_to(ours, waiting)
         proxy.heal()
-        until(lambda: answers(ours))
+        until(lambda: answers(lambda: drive(ours.ping())))
         drive(ours.abandon(waiting))
 
         proxy.blackhole(to_server=False)

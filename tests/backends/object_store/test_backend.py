@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Coroutine
-from math import inf
 from typing import Any
 
 import pytest
@@ -117,21 +116,6 @@ def test_dead_holders_lock_is_taken_by_who_has_seen_it_for_a_ttl(client: Make) -
     assert taken.token > dead.token
     assert drive(holder.renew([dead])) == [Gone("taken")]
     assert not drive(holder.release(dead))
-
-
-def test_acquisition_whose_answer_was_lost_is_undone(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its owner; and the lock is free at once for others."""
-    (backend, host, _), (other, theirs, _) = client(), client()
-    request = host.request()
-    lose_answers(monkeypatch, backend)
-    with pytest.raises(BackendUnavailable):
-        drive(backend.try_acquire(request))
-    assert isinstance(drive(other.try_acquire(theirs.request())), Busy)
-    request.uncertain = True
-
-    drive(backend.abandon(request))
-
-    granted(drive(other.try_acquire(theirs.request())))
 
 
 def test_grant_that_its_caller_never_got_is_undone(client: Make) -> None:
@@ -278,17 +262,3 @@ def test_data_of_an_application_are_left_alone(client: Make) -> None:
     assert drive(backend.names("")).names == ["data2"]
     drive(backend.erase())
     assert drive(backend._store.run(backend._store.read("data"))) is not None
-
-
-def test_call_ends_in_time(client: Make) -> None:
-    """Also when there is none left."""
-    backend, host, clock = client()
-    request = host.request()
-    request.answer_by = clock.time
-
-    with pytest.raises(BackendUnavailable, match="no answer in time"):
-        drive(backend.try_acquire(request))
-
-    request.answer_by = inf
-    request.uncertain = True
-    drive(backend.abandon(request))

@@ -31,7 +31,7 @@ from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.target import Face
 from lockkit_tools.servers import EtcdServer, require, wait_until
 from lockkit_tools.servers.binaries import find_program
-from lockkit_tools.servers.tls import Certificates, make_certificates
+from lockkit_tools.servers.tls import make_certificates
 from tests.backends.etcd.support import (
     WAITING_SECONDS,
     begin,
@@ -490,6 +490,7 @@ class TestLogin:
     def test_certificates_that_are_replaced(self) -> None:
         """A client that runs for longer than they are valid uses the new ones; without one nothing works."""
         with EtcdServer(tls=True) as member:
+            self._replaced_just_now(member)
 
             async def body(driver: FaceDriver) -> None:
                 client = await driver.connect()
@@ -503,9 +504,10 @@ class TestLogin:
                 play(face, member.url, body)
             refuses(f"etcds://{member.address}?ca={member.certificates.ca}", member.address)
 
-    def test_certificates_that_cannot_be_read_just_now(self) -> None:
+    @staticmethod
+    def _replaced_just_now(member: EtcdServer) -> None:
         """Between the removal of the old file and the arrival of the new one, the old one counts."""
-        with EtcdServer(tls=True) as member, lockkit.connect(member.url) as client:
+        with lockkit.connect(member.url) as client:
             client.ping()
             made = member.certificates
             key = made.client_key.read_bytes()
@@ -533,12 +535,7 @@ class TestLogin:
 class OtherHost(EtcdServer):
     """A member whose certificate is not for its address."""
 
-    @property
-    def certificates(self) -> Certificates:
-        """See `EtcdServer`."""
-        if self._certificates is None:
-            self._certificates = make_certificates(self.directory, names="DNS:other.example")
-        return self._certificates
+    certificate_names = "DNS:other.example"
 
     def _tls_context(self) -> ssl.SSLContext | None:
         if (context := super()._tls_context()) is not None:

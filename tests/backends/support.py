@@ -11,12 +11,14 @@ import pytest
 
 import lockkit
 from lockkit import aio
-from lockkit.backend import Grant, LockBackend, LossReason, Request
+from lockkit.backend import Busy, Grant, LockBackend, LossReason, Request
 from lockkit.configuration import registry
 from lockkit.runtime import BlockingRuntime, Runtime, drive
 from lockkit.testing.face_driver import FACES, AsyncDriver, FaceDriver, SyncDriver
 from lockkit.testing.target import Face, Target
 from lockkit.url import parse
+from lockkit_tools.servers import FaultProxy, Server
+from tests.tries import until
 
 Connect: TypeAlias = Callable[..., lockkit.Client]
 
@@ -100,6 +102,37 @@ def sent_to(backend: LockBackend, request: Request) -> bool:
     with pytest.raises(lockkit.BackendUnavailable) as raised:
         drive(backend.try_acquire(request))
     return raised.value.sent
+
+
+def says_whether_it_was_sent(server: Server) -> None:
+    """Check what an acquisition says: refused at connect, no; unanswered, or refused while it has a place, yes."""
+    host = StubHost()
+    with FaultProxy(server.host, server.port) as proxy:
+        ours = open_backend(server.url.replace(server.address, proxy.address), host)
+        other = open_backend(server.url, host)
+        grant = granted(drive(other.try_acquire(host.request("sent"))))
+        proxy.refuse()
+        request = host.request("sent")
+        assert not sent_to(ours, request)
+        assert request.state is None
+        proxy.heal()
+        until(lambda: answers(lambda: drive(ours.ping())))  # it connects again after a pause
+
+        waiting = host.request("sent")
+        assert isinstance(drive(ours.try_acquire(waiting)), Busy)
+        proxy.refuse()
+        proxy.cut()
+        assert sent_to(ours, waiting)
+        proxy.heal()
+        until(lambda: answers(lambda: drive(ours.ping())))
+        drive(ours.abandon(waiting))
+
+        proxy.blackhole(to_server=False)
+        assert sent_to(ours, host.request("unanswered"))
+        proxy.heal()
+        drive(other.release(grant))
+        for one in (ours, other):
+            drive(one.close())
 
 
 def play(

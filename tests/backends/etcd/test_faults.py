@@ -26,7 +26,7 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
-from tests.backends.support import Connect, inner, play
+from tests.backends.support import Connect, inner, play, says_whether_it_was_sent
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -137,6 +137,11 @@ def test_note_that_is_replaced_leaves_no_lease(server: EtcdServer, connect: Conn
         assert value_of(server, "lockkit+note/noted") == text.encode()
         assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
     lease.release()
+
+
+def test_acquisition_says_whether_it_was_sent(server: EtcdServer) -> None:
+    """What was not need not be undone."""
+    says_whether_it_was_sent(server)
 
 
 class TestUnknownOutcomes:

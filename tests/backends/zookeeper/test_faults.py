@@ -12,7 +12,7 @@ import lockkit.aio
 from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
 from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer, wait_until
-from tests.backends.support import Connect, inner, play
+from tests.backends.support import Connect, inner, play, says_whether_it_was_sent
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -112,6 +112,11 @@ class TestSessions:
         assert data is not None
         assert says_broken(data, str(BROKEN_MAX))
         assert not says_broken(data, "0")
+
+
+def test_acquisition_says_whether_it_was_sent(server: ZooKeeperServer) -> None:
+    """What was not need not be undone."""
+    says_whether_it_was_sent(server)
 
 
 class TestCrowds:

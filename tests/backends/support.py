@@ -58,6 +58,12 @@ class FakeClock(BlockingRuntime):
         return self.time
 
 
+def tick(host: StubHost, seconds: float) -> None:
+    """Let time pass for a host with a `FakeClock`."""
+    assert isinstance(host.runtime, FakeClock)
+    host.runtime.time += seconds
+
+
 def open_backend(url: str, host: StubHost, **options: Any) -> LockBackend:
     """Open a backend without an engine; nothing is sent."""
     return registry.open_backend(parse(url), options, host)[0]

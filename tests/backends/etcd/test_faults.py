@@ -12,7 +12,6 @@ import pytest
 import lockkit
 from lockkit.backends.etcd import keys
 from lockkit.runtime import drive
-from lockkit.sync import Lease
 from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Face
@@ -26,7 +25,8 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
-from tests.backends.support import Connect, inner, play, says_whether_it_was_sent
+from tests.backends.support import Connect, answers, inner, play, says_whether_it_was_sent
+from tests.tries import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,24 +34,12 @@ TTL = 3.0
 PATIENCE = 30.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _etcd() -> None:
-    require("etcd", local=True)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EtcdCluster]:
     """Three members, for tests that leave all of them running."""
+    require("etcd", local=True)
     with EtcdCluster() as members:
         yield members
-
-
-def confirmed(lease: Lease) -> bool:
-    """Tell whether the lease is held; False while no leader is elected."""
-    try:
-        return lease.confirm()
-    except lockkit.BackendUnavailable:
-        return False
 
 
 class TestLoss:
@@ -209,7 +197,7 @@ class TestUnknownOutcomes:
                 extending.result()
         proxy.heal()
         other = session_of(server, key)
-        wait_until(lambda: None if confirmed(lease) else "not connected again yet")
+        until(lambda: answers(lease.confirm))
 
         lease.extend(30)
 
@@ -234,31 +222,28 @@ class TestUnknownOutcomes:
         kept.release()
 
 
-class TestThreeMembers:
-    """A cluster."""
+def test_waiter_switches_from_a_frozen_member(connect: Connect, cluster: EtcdCluster) -> None:
+    """The member sends no event and answers no ping, so the waiter watches at another one, long before its ttl."""
+    frozen = cluster.followers[0]
+    others = [member for member in cluster.members if member is not frozen]
+    holder = connect("etcd://" + ",".join(member.address for member in others))
+    leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
+    # Half of them, or some, are at the member that freezes.
+    url = f"etcd://{frozen.address},{others[0].address}"
+    waiting = [begin(connect(url).lock(lease.name, ttl=120)) for lease in leases]
+    for lease in leases:
+        until_waiting(holder, lease.name)
+    time.sleep(0.5)
 
-    def test_waiter_switches_from_a_frozen_member(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """The member sends no event and answers no ping, so the waiter watches at another one, long before its ttl."""
-        frozen = cluster.followers[0]
-        others = [member for member in cluster.members if member is not frozen]
-        holder = connect("etcd://" + ",".join(member.address for member in others))
-        leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
-        # Half of them, or some, are at the member that freezes.
-        url = f"etcd://{frozen.address},{others[0].address}"
-        waiting = [begin(connect(url).lock(lease.name, ttl=120)) for lease in leases]
+    frozen.pause()
+    try:
+        watch = Stopwatch()
         for lease in leases:
-            until_waiting(holder, lease.name)
-        time.sleep(0.5)
-
-        frozen.pause()
-        try:
-            watch = Stopwatch()
-            for lease in leases:
-                lease.release()
-            got = [one.result(WAITING_SECONDS) for one in waiting]
-            took = watch.stop()
-        finally:
-            frozen.resume()
-        assert took < 15
-        for lease in got:
             lease.release()
+        got = [one.result(WAITING_SECONDS) for one in waiting]
+        took = watch.stop()
+    finally:
+        frozen.resume()
+    assert took < 15
+    for lease in got:
+        lease.release()

@@ -16,8 +16,8 @@ from lockkit.backends.file.record import FileClaim, encode
 from lockkit.backends.lock_state import Lease, LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
-from tests.backends.file.support import LONG, Connect, leave_record, open_files, tick
-from tests.backends.support import StubHost, granted
+from tests.backends.file.support import LONG, Connect, leave_record, open_files
+from tests.backends.support import StubHost, granted, tick
 
 
 def with_holder(claim: FileClaim) -> LockState[FileClaim]:

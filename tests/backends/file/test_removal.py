@@ -19,8 +19,8 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import drive
 from lockkit.testing.processes import Worker
 from lockkit.testing.target import Target
-from tests.backends.file.support import LONG, Connect, acquire, leave_record, tick, waiter_count
-from tests.backends.support import StubHost, granted
+from tests.backends.file.support import LONG, Connect, acquire, leave_record, waiter_count
+from tests.backends.support import StubHost, granted, tick
 from tests.tries import until
 
 

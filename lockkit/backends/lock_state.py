@@ -32,7 +32,7 @@ matters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -99,6 +99,12 @@ class Lease(Generic[C]):
 def wall_clock_us() -> int:
     """The wall clock of this machine: the "server time" of the hybrid token. It decides nothing else."""
     return time.time_ns() // 1000  # noqa: TID251
+
+
+def lowest_free(slots: Iterable[int | None]) -> int:
+    """Return the lowest number of a permit that is not among these."""
+    taken = set(slots)
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 
 def _never(claim: Claim) -> bool:
@@ -236,17 +242,12 @@ class LockState(Generic[C]):
             if missed:
                 notify = self.queue[:1]  # it has another predecessor now
         self.token = max(self.token + 1, token_min)
-        slot = self._free_slot() if claim.mode == "permit" else None
+        slot = lowest_free(lease.slot for lease in self.leases.values()) if claim.mode == "permit" else None
         self.leases[claim.owner] = Lease(claim, now + claim.ttl, self.token, claim.mode, slot)
         if claim.mode == "exclusive":
             self.until = inf
             return notify
         return self._offer(now) or notify
-
-    def _free_slot(self) -> int:
-        """Return the lowest number of a permit that nobody holds."""
-        taken = {lease.slot for lease in self.leases.values()}
-        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def _offer(self, now: float) -> Sequence[C]:
         """Offer a lock that nobody has alone to the waiters that fit; return those to notify."""

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from lockkit_tools.servers import MariaServer, PostgresServer, require
+import lockkit
+from lockkit_tools.servers import FaultProxy, MariaServer, PostgresServer, require
+from tests.backends.support import Connect
+
+
+@pytest.fixture
+def proxy(request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
+    """A network path to the file's server that can be disturbed."""
+    server = request.getfixturevalue("server")
+    with FaultProxy(server.host, server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients, of the file's server unless a URL is given, closed at the end."""
+    with ExitStack() as clients:
+
+        def make(url: str | None = None, **options: Any) -> lockkit.Client:
+            url = url or request.getfixturevalue("server").url
+            return clients.enter_context(lockkit.connect(url, **options))
+
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 import lockkit
-import lockkit.aio
-from lockkit.backend import Grant, LockBackend, LossReason, Request
+from lockkit import aio
+from lockkit.backend import Busy, Grant, LockBackend, LossReason, Request
 from lockkit.configuration import registry
 from lockkit.runtime import BlockingRuntime, Runtime, drive
-from lockkit.testing.face_driver import AsyncDriver, FaceDriver, SyncDriver
+from lockkit.testing.face_driver import FACES, AsyncDriver, FaceDriver, SyncDriver
 from lockkit.testing.target import Face, Target
 from lockkit.url import parse
+from lockkit_tools.servers import FaultProxy, Server
+from tests.tries import until
+
+Connect: TypeAlias = Callable[..., lockkit.Client]
 
 
 class StubHost:
@@ -55,43 +58,49 @@ class FakeClock(BlockingRuntime):
         return self.time
 
 
+def tick(host: StubHost, seconds: float) -> None:
+    """Let time pass for a host with a `FakeClock`."""
+    assert isinstance(host.runtime, FakeClock)
+    host.runtime.time += seconds
+
+
+def open_backend(url: str, host: StubHost, **options: Any) -> LockBackend:
+    """Open a backend without an engine; nothing is sent."""
+    return registry.open_backend(parse(url), options, host)[0]
+
+
+def answers(call: Callable[[], object]) -> bool:
+    """Tell whether the server answers."""
+    try:
+        call()
+    except lockkit.BackendUnavailable:
+        return False
+    return True
+
+
 def granted(outcome: object) -> Grant:
     """Assert that it is a grant."""
     assert isinstance(outcome, Grant), outcome
     return outcome
 
 
-async def broken_reason(url: str, name: str, *, renewed: bool) -> str:
-    """Break a lock that an asyncio client holds; give the reason that its holder gets."""
-    async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
-        lease = await client.lock(name, ttl=60).acquire(30)
-        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        lease.on_lost(lambda _, reason: told.set_result(reason))
-        if renewed:
-            await lease.extend()
-        assert await other.break_lock(name)
-        client._engine.confirm_soon()
-        return await asyncio.wait_for(told, 30)
+def refuses(url: str, problem: str) -> None:
+    """Check that in each API neither ping nor an acquisition works, and what their errors say."""
 
-
-def refuses(face: str, url: str, problem: str) -> None:
-    """Check that neither ping nor an acquisition works, and what their errors say."""
-
-    async def scenario() -> None:
-        async with lockkit.aio.connect(url) as client:
+    async def body(driver: FaceDriver) -> None:
+        client = driver.make_client()
+        for call in (client.ping, client.lock("x").try_acquire):
             with pytest.raises(lockkit.BackendUnavailable, match=problem):
-                await client.ping()
-            with pytest.raises(lockkit.BackendUnavailable, match=problem):
-                await client.lock("x").acquire(timeout=0)
+                await call()
 
-    if face == "async":
-        asyncio.run(scenario())
-        return
-    with lockkit.connect(url) as client:
-        with pytest.raises(lockkit.BackendUnavailable, match=problem):
-            client.ping()
-        with pytest.raises(lockkit.BackendUnavailable, match=problem):
-            client.lock("x").acquire(timeout=0)
+    for face in FACES:
+        play(face, url, body)
+
+
+def inner(client: aio.Client) -> aio.Client:
+    """The client itself, of which a driver may have handed out an adapter."""
+    found: aio.Client = getattr(client, "inner", client)
+    return found
 
 
 def sent_to(backend: LockBackend, request: Request) -> bool:
@@ -99,6 +108,37 @@ def sent_to(backend: LockBackend, request: Request) -> bool:
     with pytest.raises(lockkit.BackendUnavailable) as raised:
         drive(backend.try_acquire(request))
     return raised.value.sent
+
+
+def says_whether_it_was_sent(server: Server) -> None:
+    """Check what an acquisition says: refused at connect, no; unanswered, or refused while it has a place, yes."""
+    host = StubHost()
+    with FaultProxy(server.host, server.port) as proxy:
+        ours = open_backend(server.url.replace(server.address, proxy.address), host)
+        other = open_backend(server.url, host)
+        grant = granted(drive(other.try_acquire(host.request("sent"))))
+        proxy.refuse()
+        request = host.request("sent")
+        assert not sent_to(ours, request)
+        assert request.state is None
+        proxy.heal()
+        until(lambda: answers(lambda: drive(ours.ping())))  # it connects again after a pause
+
+        waiting = host.request("sent")
+        assert isinstance(drive(ours.try_acquire(waiting)), Busy)
+        proxy.refuse()
+        proxy.cut()
+        assert sent_to(ours, waiting)
+        proxy.heal()
+        until(lambda: answers(lambda: drive(ours.ping())))
+        drive(ours.abandon(waiting))
+
+        proxy.blackhole(to_server=False)
+        assert sent_to(ours, host.request("unanswered"))
+        proxy.heal()
+        drive(other.release(grant))
+        for one in (ours, other):
+            drive(one.close())
 
 
 def play(

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import lockkit
-from lockkit import url
-from lockkit.configuration import registry
 from lockkit.runtime import drive
 from lockkit_tools.servers import (
     EtcdServer,
@@ -23,7 +21,7 @@ from lockkit_tools.servers import (
     require,
 )
 from lockkit_tools.servers.base import Service
-from tests.backends.support import StubHost
+from tests.backends.support import StubHost, open_backend
 
 SERVERS: dict[str, tuple[str, type[Service], dict[str, str]]] = {
     "redis": ("redis", RedisServer, {}),
@@ -52,8 +50,7 @@ def spaces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dic
 
 def erase(options: dict[str, Any]) -> None:
     """Do what the conformance suite does after its cases."""
-    given = {name: value for name, value in options.items() if name != "url"}
-    backend, _ = registry.open_backend(url.parse(options["url"]), given, StubHost())
+    backend = open_backend(host=StubHost(), **options)
     try:
         drive(backend.erase())
     finally:
@@ -79,7 +76,7 @@ def test_erases_its_own_space_and_no_other(spaces: tuple[dict[str, Any], dict[st
 
 def test_backend_that_cannot_erase_says_so() -> None:
     """The hook is optional."""
-    backend, _ = registry.open_backend(url.parse("memory://"), {}, StubHost())
+    backend = open_backend("memory://", StubHost())
 
     with pytest.raises(lockkit.Unsupported, match="MemoryBackend cannot erase its locks"):
         drive(backend.erase())

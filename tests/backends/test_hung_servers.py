@@ -8,6 +8,7 @@ That is 5 s for everything together. What other calls do meanwhile is a case of 
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Barrier
 
 import pytest
 
@@ -19,6 +20,7 @@ from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers.base import Service
 from tests.backends.support import play
 from tests.conformance.targets import TARGETS, Entry
+from tests.tries import UNTIL_SECONDS, beside
 
 CLOSE_SECONDS = 5.0 + 1.0
 TTL = 60.0
@@ -51,6 +53,7 @@ def test_hung_server_delays_no_close(entry: Entry) -> None:
     """Of a client with five leases, of one that waits, and of one that has asked nothing; in each API."""
     with entry.service() as service:
         hung: Service = service
+        begin, end = Barrier(len(FACES), hung.pause), Barrier(len(FACES), hung.resume)
 
         async def body(driver: FaceDriver) -> None:
             holder, waiter, idle = [await driver.connect() for _ in range(3)]
@@ -58,14 +61,14 @@ def test_hung_server_delays_no_close(entry: Entry) -> None:
             leases = [await holder.lock(name, ttl=TTL).acquire(PATIENCE) for name in names]
             waiting = driver.spawn(wait(waiter, names[0]))
             await driver.until_waiting(waiter, names[0])
-            hung.pause()
+            await driver.call(begin.wait, UNTIL_SECONDS)
             try:
                 for call in [driver.spawn(close(client)) for client in (holder, waiter, idle)]:
                     await call.result(4 * CLOSE_SECONDS)
                 await waiting.result(PATIENCE)
             finally:
-                hung.resume()
+                await driver.call(end.wait, UNTIL_SECONDS)
             assert not any(lease.held for lease in leases), driver.face
 
-        for face in FACES:
-            play(face, service.url, body, entry.options)
+        for played in [beside(play, face, service.url, body, entry.options) for face in FACES]:
+            played.result(4 * UNTIL_SECONDS)

@@ -339,37 +339,6 @@ def test_writer_is_overtaken_by_nobody_when_readers_before_it_sleep() -> None:
     assert take(state, Asker("w2"), 9.5)
 
 
-@pytest.mark.parametrize("order", [(2, 3), (3, 2)])
-def test_permits_of_different_limits(order: tuple[int, int]) -> None:
-    """Each is granted while fewer than its own limit are held; slots are the lowest that are free."""
-    state: LockState[Asker] = LockState()
-    for limit in order:
-        assert take(state, permit(f"p{limit}", limit), 0.0)
-    assert [lease.slot for lease in state.leases.values()] == [0, 1]
-
-    assert not take(state, permit("small", 2), 0.1)
-    state.abandon("small", 0.1)
-    assert take(state, permit("large", 3), 0.2)
-    assert state.leases["large"].slot == 2
-    state.release(f"p{order[0]}", 0.3)
-    assert not take(state, permit("small again", 2), 0.4), "two others are still held"
-
-
-def test_waiter_for_a_smaller_limit_is_not_overtaken() -> None:
-    """Those with a larger limit, who would fit beside it, come and go while it waits for ever."""
-    state: LockState[Asker] = LockState()
-    for owner in ("first", "second"):
-        assert take(state, permit(owner, 3), 0.0)
-    assert not take(state, permit("small", 1), 0.1)
-    state.release("first", 0.2)
-
-    assert not take(state, permit("large", 3), 0.3), "it would be the third of three, but came later"
-    assert state.release("second", 0.4)[1][0].owner == "small"
-    assert not take(state, permit("large", 3), 0.4), "beside it, the other one would have no place"
-    assert take(state, permit("small", 1), 0.5)
-    assert take(state, permit("large", 3), 0.6)
-
-
 class Counted:
     """A claim that counts how often its mode is read."""
 

@@ -29,6 +29,7 @@ from lockkit.backends.etcd import keys
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.cluster import TXN, Cluster
 from lockkit.backends.etcd.keys import Contender
+from lockkit.backends.lock_state import lowest_free
 from lockkit.errors import BackendUnavailable
 
 FIRST_SLOTS = 8
@@ -61,12 +62,6 @@ def create_permit(contender: Contender, lease_id: int, asked: Request) -> rpc.Tx
     request.failure.add(request_txn=rpc.TxnRequest(compare=nobody, success=free, failure=otherwise))
     request.failure.append(newest)
     return request
-
-
-def lowest_free(slots: Sequence[int | None]) -> int:
-    """Return the lowest number that is not among these."""
-    taken = set(slots)
-    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 
 def _look(contender: Contender) -> list[rpc.RequestOp]:

@@ -136,46 +136,34 @@ class MemoryBackend(LockBackend):
         if request.state is None and not request.uncertain:
             return
         with self._space.mutex:
-            lock = self._space.locks.get(request.name)
-            notify = () if lock is None else lock.abandon(request.owner, self._runtime.now())
-            self._remove_if_idle(request.name, lock)
+            notify = self._space.lock(request.name).abandon(request.owner, self._runtime.now())
+            self._space.remove_if_idle(request.name)
         request.state = None
         _notify(notify)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         with self._space.mutex:
-            locks, now = self._space.locks, self._runtime.now()
-            return [
-                Gone() if (lock := locks.get(grant.name)) is None else lock.renew(grant.owner, grant.ttl, now)
-                for grant in grants
-            ]
+            now = self._runtime.now()
+            return [self._space.lock(grant.name).renew(grant.owner, grant.ttl, now) for grant in grants]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         del answer_by
         with self._space.mutex:
-            lock = self._space.locks.get(grant.name)
-            if lock is None:
-                return False
-            in_time, notify = lock.release(grant.owner, self._runtime.now())
-            if lock.idle:
-                del self._space.locks[grant.name]
+            in_time, notify = self._space.lock(grant.name).release(grant.owner, self._runtime.now())
+            self._space.remove_if_idle(grant.name)
         if notify:
             _notify(notify)
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:
         with self._space.mutex:
-            lock = self._space.locks.get(grant.name)
-            if lock is None:
-                return False
-            held, notify = lock.downgrade(grant.owner, self._runtime.now())
+            held, notify = self._space.lock(grant.name).downgrade(grant.owner, self._runtime.now())
         _notify(notify)
         return held
 
     async def holders(self, name: str) -> Sequence[Holder]:
         with self._space.mutex:
-            lock = self._space.locks.get(name)
-            return [] if lock is None else lock.holders(self._runtime.now())
+            return self._space.lock(name).holders(self._runtime.now())
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         def change(claim: Request) -> Request:
@@ -183,17 +171,13 @@ class MemoryBackend(LockBackend):
             return claim
 
         with self._space.mutex:
-            lock = self._space.locks.get(grant.name)
-            return Gone() if lock is None else lock.update(grant.owner, change, self._runtime.now())
+            return self._space.lock(grant.name).update(grant.owner, change, self._runtime.now())
 
     async def take_over(self, request: Request, owner: str) -> Grant | None:
         space = self._space
         with space.mutex:
-            lock = space.locks.get(request.name)
-            if lock is None:
-                return None
             token_min = max(wall_clock_us(), space.token + 1)
-            grant = lock.take_over(request.name, owner, request, self._runtime.now(), token_min)
+            grant = space.lock(request.name).take_over(request.name, owner, request, self._runtime.now(), token_min)
             if grant is not None:
                 space.token = max(space.token, grant.token)
         return grant
@@ -206,20 +190,15 @@ class MemoryBackend(LockBackend):
 
     def _break(self, name: str, change: Callable[[LockState[Request], float], tuple[bool, Sequence[Request]]]) -> bool:
         with self._space.mutex:
-            lock = self._space.locks.get(name)
-            if lock is None:
-                return False
+            lock = self._space.lock(name)
             broken, notify = change(lock, self._runtime.now())
             owners, lock.broken = lock.broken, ()  # their clients are notified below
-            self._remove_if_idle(name, lock)
+            self._space.remove_if_idle(name)
         _notify(notify)
         for owner in owners:
-            self._report_broken(owner)
+            for client in tuple(self._space.clients):  # the holder is in this process
+                client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
         return broken
-
-    def _report_broken(self, owner: str) -> None:
-        for client in tuple(self._space.clients):  # the holder is in this process
-            client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page takes down what there is; each page looks at a part of it."""
@@ -231,7 +210,7 @@ class MemoryBackend(LockBackend):
                 names, begin = after.next
             end = begin + PAGE_LOCKS
             part = names[begin:end]
-            found = [name for name in part if (lock := locks.get(name)) is not None and lock.in_use(now)]
+            found = [name for name in part if self._space.lock(name).in_use(now)]
         return NamesPage(found, (names, end) if end < len(names) else None)
 
     async def read_note(self, name: str) -> Note | None:
@@ -245,8 +224,7 @@ class MemoryBackend(LockBackend):
         space = self._space
         with space.mutex:
             now = self._runtime.now()
-            lock = space.locks.get(grant.name)
-            if lock is None or lock.confirm(grant.owner, now) is not None:
+            if space.lock(grant.name).confirm(grant.owner, now) is not None:
                 return False
             space.keep_note(grant.name, text, now + keep, now)
         return True
@@ -256,10 +234,6 @@ class MemoryBackend(LockBackend):
 
     async def close(self) -> None:
         """See `LockBackend.close`. There is nothing to close: the space belongs to the process."""
-
-    def _remove_if_idle(self, name: str, lock: LockState[Request] | None) -> None:
-        if lock is not None and lock.idle:
-            self._space.locks.pop(name, None)
 
 
 class _Space:
@@ -280,6 +254,15 @@ class _Space:
         self.token = 0
         self.notes: dict[str, tuple[str, Instant]] = {}  # text, and when its life ends
         self._ends: list[tuple[Instant, str]] = []  # the same ends as a heap, with those of notes that were replaced
+
+    def lock(self, name: str) -> LockState[Request]:
+        """Return the state of a lock; a free one, which is not kept, if there is none. Under the mutex."""
+        return self.locks.get(name) or LockState()
+
+    def remove_if_idle(self, name: str) -> None:
+        """Remove a lock that nobody holds or waits for. Under the mutex."""
+        if self.lock(name).idle:
+            self.locks.pop(name, None)
 
     def remove_expired(self, now: Instant) -> None:
         """Remove the locks that nobody holds or waits for any more. Under the mutex."""

@@ -150,12 +150,6 @@ def blocker(queue: Sequence[Contender], position: int) -> Contender | None:
     return next((one for one in reversed(queue[:position]) if one.mode != "shared"), None)
 
 
-def lowest_free_slot(holders: Sequence[Contender]) -> int:
-    """Give the lowest slot that none of these has."""
-    taken = {one.slot for one in holders}
-    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
-
 # -- who was ended by force -------------------------------------------------------------------------------------------
 
 _BROKEN = b"broken "

@@ -10,13 +10,13 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Create2, GetChildren, GetData
 
 from lockkit.backend import Busy, Request
+from lockkit.backends.lock_state import lowest_free
 from lockkit.backends.zookeeper.nodes import ATTEMPTS_MAX, EPHEMERAL, SEQUENCE, LockNode, LockNodes
 from lockkit.backends.zookeeper.path import (
     Contender,
     blocker,
     contenders,
     held,
-    lowest_free_slot,
     node_prefix,
     slot_mark,
     would_wait,
@@ -91,7 +91,7 @@ class LockQueue:
             if position >= self._request.limit:
                 return await self._wait_for_holders(node, queue, position)
             self._session.stop_waking(self._request)  # its own mark is no news
-            node.slot = lowest_free_slot(holders)
+            node.slot = lowest_free(one.slot for one in holders)
             behind = f"{self._directory}/{queue[position - 1].node}"
             marked = await node.create_mark(slot_mark(node.slot), self._until, behind=behind)
         else:

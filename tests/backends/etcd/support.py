@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import base64
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import lockkit
 from lockkit.sync import Lease, Lock, Semaphore
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, wait_until
 from lockkit_tools.servers.binaries import find_program
-
-Connect: TypeAlias = Callable[..., lockkit.Client]
+from tests.tries import beside
 
 WAITING_SECONDS = 40.0
 
 
-class Waiting:
-    """A thread that acquires a lock or a permit."""
-
-    def __init__(self, lock: Lock | Semaphore) -> None:
-        """Start it. It waits longer than `lease` does, so that a test notices a missed wake-up."""
-        self.got: list[Lease] = []
-        self._thread = threading.Thread(target=lambda: self.got.append(lock.acquire(3 * WAITING_SECONDS)))
-        self._thread.start()
-
-    @property
-    def waits(self) -> bool:
-        """Whether it does not have it yet."""
-        return self._thread.is_alive()
-
-    def lease(self) -> Lease:
-        """Wait until it has it."""
-        self._thread.join(WAITING_SECONDS)
-        assert self.got, "the waiter did not get it"
-        return self.got[0]
+def begin(lock: Lock | Semaphore) -> Future[Lease]:
+    """Acquire in a thread, which waits longer than a test for its result: a missed wake-up is noticed."""
+    return beside(lock.acquire, 3 * WAITING_SECONDS)
 
 
 def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:

@@ -20,12 +20,10 @@ from lockkit.backends.etcd.cluster import RANGE, open_connection
 from lockkit.backends.etcd.errors import details_of
 from lockkit.backends.etcd.keys import Contender
 from lockkit.backends.etcd.wakeup import WakeupListener
-from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.timing import PATIENCE
-from lockkit.url import parse
 from lockkit_tools.servers import EtcdServer, wait_until
-from tests.backends.support import StubHost
+from tests.backends.support import StubHost, open_backend
+from tests.tries import until_async
 
 ASK = rpc.RangeRequest(key=b"lockkit/")
 
@@ -54,18 +52,15 @@ def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[Blockin
     """A client that was dropped without `close()` leaves neither thread nor task, nor the connection."""
 
     async def begin() -> tuple[weakref.ref[WakeupListener], weakref.ref[Any]]:
-        host, url = StubHost(runtime()), parse(server.url)
-        backend = EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
+        host = StubHost(runtime())
+        backend = open_backend(server.url, host)
+        assert isinstance(backend, EtcdBackend)
         contender = Contender("x", "owner", b"x/", b"value", host.runtime.event())
         contender.waits_for(1, b"dropped")
         assert backend._listener.watch(contender)
         stream = backend._listener._stream
         assert stream is not None
-        for _ in range(int(PATIENCE / 0.01)):
-            if stream.has_reported:
-                break
-            await host.runtime.sleep(0.01)
-        assert stream.has_reported
+        await until_async(lambda: stream.has_reported)
         return weakref.ref(backend._listener), weakref.ref(backend.cluster.connection()._channel)
 
     async def scenario() -> None:
@@ -73,12 +68,7 @@ def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[Blockin
         listener, channel = await begin()
         gc.collect()
         assert listener() is None
-        for _ in range(int(PATIENCE / 0.01)):
-            gc.collect()
-            if len(streams()) <= before and channel() is None:
-                return
-            await asyncio.sleep(0.01)
-        pytest.fail(f"the stream goes on, or the connection stays: {streams()}, {channel()}")
+        await until_async(lambda: gc.collect() >= 0 and len(streams()) <= before and channel() is None)
 
     def streams() -> list[threading.Thread | asyncio.Task[Any]]:
         running = asyncio.all_tasks() if runtime is AsyncioRuntime else threading.enumerate()

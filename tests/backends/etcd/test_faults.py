@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import lockkit
-import lockkit.aio
-from lockkit.backend import apart
+from lockkit.backends.etcd import keys
 from lockkit.runtime import drive
-from lockkit.sync import Lease
+from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit.testing.target import Face
 from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, require, wait_until
 from tests.backends.etcd.support import (
-    Connect,
-    Waiting,
+    WAITING_SECONDS,
+    begin,
     leases_of,
     queue_of,
     session_of,
     until_waiting,
     value_of,
 )
-from tests.backends.support import broken_reason
+from tests.backends.support import Connect, answers, inner, play, says_whether_it_was_sent
+from tests.tries import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,24 +34,12 @@ TTL = 3.0
 PATIENCE = 30.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _etcd() -> None:
-    require("etcd", local=True)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EtcdCluster]:
     """Three members, for tests that leave all of them running."""
+    require("etcd", local=True)
     with EtcdCluster() as members:
         yield members
-
-
-def confirmed(lease: Lease) -> bool:
-    """Tell whether the lease is held; False while no leader is elected."""
-    try:
-        return lease.confirm()
-    except lockkit.BackendUnavailable:
-        return False
 
 
 class TestLoss:
@@ -86,7 +75,7 @@ class TestLoss:
         holder, waiter = connect(server.url), connect(server.url)
         lease = holder.lock("revoked waiter", ttl=30).acquire()
         before = leases_of(server)
-        waiting = Waiting(waiter.lock("revoked waiter", ttl=TTL))
+        waiting = begin(waiter.lock("revoked waiter", ttl=TTL))
         until_waiting(holder, "revoked waiter")
         (session,) = leases_of(server) - before
 
@@ -95,29 +84,33 @@ class TestLoss:
         until_waiting(holder, "revoked waiter")
 
         lease.release()
-        waiting.lease().release()
+        waiting.result(WAITING_SECONDS).release()
 
-    def test_holders_get_the_reason(self, server: EtcdServer, connect: Connect) -> None:
+    @pytest.mark.parametrize("face", FACES)
+    def test_holders_get_the_reason(self, server: EtcdServer, face: Face) -> None:
         """A deleted key is gone; a lock or permit that was broken has a mark; other locks of the session stay."""
-        client = connect(server.url)
-        told: dict[str, str] = {}
-        leases = [client.lock(name, ttl=60).acquire() for name in ("stays", "deleted", "marked")]
-        leases.append(client.semaphore("permit", limit=2, ttl=60).acquire())
-        for lease in leases:
-            lease.on_lost(lambda lost, reason: told.update({lost.name: reason}))
 
-        server.etcdctl("del", "--prefix", "lockkit/deleted/")
-        assert connect(server.url).break_lock("marked")
-        assert drive(client._engine.client.ready().break_lock(apart("sem", "permit")))
-        client._engine.confirm_soon()
+        async def body(driver: FaceDriver) -> None:
+            client, other, told = await driver.connect(), await driver.connect(), dict[str, str]()
+            options: dict[str, Any] = {"ttl": 60, "on_lost": lambda lost, reason: told.update({lost.name: reason})}
+            stays = await client.lock("stays", **options).acquire()
+            leases = [await client.lock(name, **options).acquire() for name in ("deleted", "marked")]
+            leases.append(await client.semaphore("permit", limit=2, **options).acquire())
 
-        expected = {"deleted": "gone", "marked": "broken", "permit": "broken"}
-        wait_until(lambda: None if told == expected else f"reasons: {told}")
-        assert leases[0].confirm()
-        leases[0].release()
-        (mark,) = queue_of(server, "lockkit+broken/marked/")
-        assert session_of(server, mark)  # which ends it
-        assert asyncio.run(broken_reason(server.url, "marked again", renewed=True)) == "broken"
+            server.etcdctl("del", "--prefix", "lockkit/deleted/")
+            assert await other.break_lock("marked")
+            assert await other.semaphore("permit", limit=2).break_permit(0)
+            inner(client)._engine.confirm_soon()
+
+            expected = {"deleted": "gone", "marked": "broken", "permit": "broken"}
+            await driver.eventually(lambda: told == expected, "the holders get the reasons")
+            assert not any(lease.held for lease in leases)
+            assert await stays.confirm()
+            await stays.release()
+            for mark in queue_of(server, "lockkit+broken/marked/"):
+                assert session_of(server, mark)  # which ends it
+
+        play(face, server.url, body)
 
 
 def test_note_that_is_replaced_leaves_no_lease(server: EtcdServer, connect: Connect) -> None:
@@ -132,6 +125,11 @@ def test_note_that_is_replaced_leaves_no_lease(server: EtcdServer, connect: Conn
         assert value_of(server, "lockkit+note/noted") == text.encode()
         assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
     lease.release()
+
+
+def test_acquisition_says_whether_it_was_sent(server: EtcdServer) -> None:
+    """What was not need not be undone."""
+    says_whether_it_was_sent(server)
 
 
 class TestUnknownOutcomes:
@@ -199,7 +197,7 @@ class TestUnknownOutcomes:
                 extending.result()
         proxy.heal()
         other = session_of(server, key)
-        wait_until(lambda: None if confirmed(lease) else "not connected again yet")
+        until(lambda: answers(lease.confirm))
 
         lease.extend(30)
 
@@ -209,11 +207,14 @@ class TestUnknownOutcomes:
         assert lease.confirm()
         lease.release()
 
-    def test_more_leases_run_out_than_a_transaction_takes(self, server: EtcdServer, connect: Connect) -> None:
+    def test_more_leases_run_out_than_a_transaction_takes(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """One heartbeat deletes them all, also an updated one, although the session of the held lock lives on."""
+        monkeypatch.setattr(keys, "BATCH", 3)
         client = connect(server.url)
         kept = client.lock("kept beside many", ttl=5).acquire()
-        dropped = [client.lock(f"not kept {number}", ttl=5, renew=False).acquire() for number in range(150)]
+        dropped = [client.lock(f"not kept {number}", ttl=5, renew=False).acquire() for number in range(8)]
         dropped[0].update("changed")
         wait_until(lambda: "some are left" if queue_of(server, "lockkit/not kept ") else None)
         assert not any(lease.held for lease in dropped)
@@ -221,31 +222,28 @@ class TestUnknownOutcomes:
         kept.release()
 
 
-class TestThreeMembers:
-    """A cluster."""
+def test_waiter_switches_from_a_frozen_member(connect: Connect, cluster: EtcdCluster) -> None:
+    """The member sends no event and answers no ping, so the waiter watches at another one, long before its ttl."""
+    frozen = cluster.followers[0]
+    others = [member for member in cluster.members if member is not frozen]
+    holder = connect("etcd://" + ",".join(member.address for member in others))
+    leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
+    # Half of them, or some, are at the member that freezes.
+    url = f"etcd://{frozen.address},{others[0].address}"
+    waiting = [begin(connect(url).lock(lease.name, ttl=120)) for lease in leases]
+    for lease in leases:
+        until_waiting(holder, lease.name)
+    time.sleep(0.5)
 
-    def test_waiter_switches_from_a_frozen_member(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """The member sends no event and answers no ping, so the waiter watches at another one, long before its ttl."""
-        frozen = cluster.followers[0]
-        others = [member for member in cluster.members if member is not frozen]
-        holder = connect("etcd://" + ",".join(member.address for member in others))
-        leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
-        # Half of them, or some, are at the member that freezes.
-        url = f"etcd://{frozen.address},{others[0].address}"
-        waiting = [Waiting(connect(url).lock(lease.name, ttl=120)) for lease in leases]
+    frozen.pause()
+    try:
+        watch = Stopwatch()
         for lease in leases:
-            until_waiting(holder, lease.name)
-        time.sleep(0.5)
-
-        frozen.pause()
-        try:
-            watch = Stopwatch()
-            for lease in leases:
-                lease.release()
-            got = [one.lease() for one in waiting]
-            took = watch.stop()
-        finally:
-            frozen.resume()
-        assert took < 15
-        for lease in got:
             lease.release()
+        got = [one.result(WAITING_SECONDS) for one in waiting]
+        took = watch.stop()
+    finally:
+        frozen.resume()
+    assert took < 15
+    for lease in got:
+        lease.release()

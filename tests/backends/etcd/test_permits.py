@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 
 import lockkit
 from lockkit.backends.etcd import permits
-from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
+from lockkit.backends.etcd.permits import FIRST_SLOTS
+from lockkit.backends.lock_state import lowest_free
 from lockkit.sync import Lease
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from tests.backends.etcd.support import (
-    Connect,
-    Waiting,
+    WAITING_SECONDS,
+    begin,
     queue_of,
     settled_calls_of,
 )
+from tests.backends.support import Connect
 from tests.tries import busy, tried
 
 pytestmark = pytest.mark.timeout(120)
@@ -108,7 +110,7 @@ class TestPermits:
         held = [other.semaphore("aba", limit=12, ttl=LONG).acquire(PATIENCE) for _ in range(9)]
         meanwhile: list[Lease] = []
 
-        def slow(taken: Sequence[int | None]) -> int:
+        def slow(taken: Iterable[int | None]) -> int:
             slot = lowest_free(taken)
             if not meanwhile:
                 meanwhile.append(other.semaphore("other", limit=1, ttl=LONG).acquire(PATIENCE))
@@ -138,20 +140,20 @@ def test_release_wakes_one_waiter(server: EtcdServer, connect: Connect, kind: st
     held = [contender().acquire(PATIENCE) for _ in range(1 if kind == "lock" else 2)]
     prefix, waiting = "lockkit/herd/" if kind == "lock" else "lockkit+sem/herd/", []
     for number in range(8):
-        waiting.append(Waiting(contender()))
+        waiting.append(begin(contender()))
         count = len(held) + number + 1
         wait_until(lambda count=count: None if len(queue_of(server, prefix)) == count else "not in the queue")  # type: ignore[misc]
     before = settled_calls_of(server)
 
     held.pop(0).release()
 
-    waiting[0].lease()
+    waiting[0].result(WAITING_SECONDS)
     # The release; the first waiter looks, and takes the slot; the next one looks, watches the holders, looks again.
     assert settled_calls_of(server) - before <= (3 if kind == "lock" else 7)
     for lease in held:
         lease.release()
     for one in waiting:
-        one.lease().release()
+        one.result(WAITING_SECONDS).release()
 
 
 class TestLostAnswers:
@@ -204,13 +206,13 @@ class TestLostAnswers:
     def test_permit_of_a_waiter(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
         """The same request is sent again, finds the permit of the first one, and no other waits behind that."""
         held = connect().semaphore("taken", limit=1, ttl=LONG).acquire(PATIENCE)
-        waiting = Waiting(connect(f"etcd://{proxy.address}").semaphore("taken", limit=1, ttl=LONG))
+        waiting = begin(connect(f"etcd://{proxy.address}").semaphore("taken", limit=1, ttl=LONG))
         until_queued(server, "taken", 1)
         dropped = proxy.drop_next_reply(match=b"lockkit+sem/taken/s0000", until=http2_call_ended)
 
         held.release()
 
-        permit = waiting.lease()
+        permit = waiting.result(WAITING_SECONDS)
         assert dropped.wait(PATIENCE)
         assert keys_of(server, "taken") == ["s0000"]
         assert permit.confirm()

@@ -18,8 +18,8 @@ from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, FaultProxy, wait_until
 from tests.backends.etcd.support import (
-    Connect,
-    Waiting,
+    WAITING_SECONDS,
+    begin,
     calls_of,
     etcdctl_runs,
     leases_of,
@@ -28,6 +28,7 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
+from tests.backends.support import Connect
 from tests.tries import busy, tried
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,7 +46,7 @@ class TestOrder:
         before = leases_of(server)
         lock = client.rwlock("a/b", ttl=LONG)
         with lock.read().acquire(PATIENCE) as first:
-            second = Waiting(lock.read()).lease()
+            second = begin(lock.read()).result(WAITING_SECONDS)
             keys = queue_of(server, "app/a%2Fb/")
 
             assert keys == [f"app/a%2Fb/r{session_of(server, keys[0]):x}-{one.owner}" for one in (first, second)]
@@ -62,7 +63,7 @@ class TestOrder:
         with etcdctl_runs(server, "lock", "lockkit/shared") as theirs:
             until_waiting(client, "shared", 1)
             assert busy(third.rwlock("shared", ttl=LONG).read())
-            late = Waiting(third.rwlock("shared", ttl=LONG).read())
+            late = begin(third.rwlock("shared", ttl=LONG).read())
             until_waiting(client, "shared", 2)
 
             readers[1].release()
@@ -71,10 +72,10 @@ class TestOrder:
             key = theirs.stdout.readline().strip()
             (holder,) = client.holders("shared")
             assert (holder.owner, holder.mode, holder.waiters) == (key.rpartition("/")[2], "exclusive", 1)
-            assert not late.got
+            assert not late.done()
             theirs.terminate()
 
-            lease = late.lease()
+            lease = late.result(WAITING_SECONDS)
             assert holder.token is not None
             assert lease.token > readers[1].token
             lease.release()
@@ -112,17 +113,17 @@ class TestDowngrade:
         """Readers at the head go in, those behind the waiting writer wait on, and so does ``etcdctl lock``."""
         client, *others = [connect() for _ in range(4)]
         lease = client.rwlock("down", ttl=LONG).write().acquire(PATIENCE)
-        beside = Waiting(others[0].rwlock("down", ttl=LONG).read())
+        beside = begin(others[0].rwlock("down", ttl=LONG).read())
         until_waiting(client, "down", 1)
         with etcdctl_runs(server, "lock", "lockkit/down") as theirs:
             until_waiting(client, "down", 2)
-            behind = Waiting(others[1].rwlock("down", ttl=LONG).read())
+            behind = begin(others[1].rwlock("down", ttl=LONG).read())
             until_waiting(client, "down", 3)
             key, token = queue_of(server, "lockkit/down/")[0], lease.token
 
             lease.downgrade()
 
-            reader = beside.lease()
+            reader = beside.result(WAITING_SECONDS)
             assert queue_of(server, "lockkit/down/")[0] == key
             assert lease.token == token
             assert [(one.mode, one.waiters) for one in client.holders("down")] == [("shared", 2)] * 2
@@ -133,8 +134,8 @@ class TestDowngrade:
             lease.release()
             reader.release()
             assert theirs.stdout.readline().startswith("lockkit/down/")
-            assert not behind.got
-        behind.lease().release()
+            assert not behind.done()
+        behind.result(WAITING_SECONDS).release()
 
     def test_single_tries_beside_a_downgraded_lease(self, connect: Connect) -> None:
         """A reader goes in at once, a writer does not."""

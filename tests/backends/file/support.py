@@ -10,7 +10,7 @@ from pathlib import Path
 from lockkit.backend import Grant, Request
 from lockkit.backends.file.backend import FileBackend
 from lockkit.runtime import drive
-from tests.backends.support import FakeClock, StubHost, granted
+from tests.backends.support import StubHost, granted
 
 LONG = 600.0
 """A ttl longer than any test: nothing in a test happens because of expiry."""
@@ -42,12 +42,6 @@ def waiter_count(backend: FileBackend) -> int:
     """How many wait for the lock x."""
     holders = drive(backend.holders("x"))
     return (holders[0].waiters or 0) if holders else 0
-
-
-def tick(host: StubHost, seconds: float) -> None:
-    """Let time pass for a host with a `FakeClock`."""
-    assert isinstance(host.runtime, FakeClock)
-    host.runtime.time += seconds
 
 
 def mode(path: Path) -> int:

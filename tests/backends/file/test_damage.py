@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,8 @@ from lockkit.backends.file.record import FileClaim, encode
 from lockkit.backends.lock_state import Lease, LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
-from tests.backends.file.support import LONG, Connect, leave_record, open_files, tick
-from tests.backends.support import StubHost, granted
+from tests.backends.file.support import LONG, Connect, leave_record, open_files
+from tests.backends.support import StubHost, granted, tick
 
 
 def with_holder(claim: FileClaim) -> LockState[FileClaim]:
@@ -235,36 +233,6 @@ def test_directory_that_may_not_be_made(
         drive(connect(host, path=home / ".local" / "state" / "lockkit").ping())
 
 
-@pytest.fixture
-def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Path]]:
-    """Fills the file system of a directory: a small tmpfs where we may mount one, else a fault in the system call."""
-    path = tmp_path / "small"
-    path.mkdir(mode=0o700)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(path)], check=False, capture_output=True
-    )
-
-    def fill() -> Path:
-        if mounted.returncode != 0:
-
-            def refuse(*_: int) -> None:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-            monkeypatch.setattr(os, "posix_fallocate", refuse)
-            return path
-        with (path / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
-            while ballast.write(bytes(4096)):
-                pass
-        assert os.statvfs(path).f_bavail == 0
-        return path
-
-    try:
-        yield fill
-    finally:
-        if mounted.returncode == 0:
-            subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def permit_of(backend: FileBackend, host: StubHost, metadata_size: int) -> Grant:
     """Take one of many permits."""
     request = host.request()
@@ -313,12 +281,16 @@ def test_record_that_would_be_too_large_stays_as_it_is(connect: Connect, host: S
     assert drive(backend.renew(grants)) == [Renewed()] * len(grants)
 
 
-def test_full_disk_later(connect: Connect, host: StubHost, full: Callable[[], Path], tmp_path: Path) -> None:
+def test_full_disk_later(connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that have a record keep working; new ones and long queues fail, and the record stays intact."""
-    path = tmp_path / "small"
-    backend = connect(host, path=path)
+    backend = connect(host)
     grant = granted(drive(backend.try_acquire(host.request())))
-    full()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for module in (directory, record_store):
+        monkeypatch.setattr(module, "write_all", refuse)  # what makes a file, or a larger one
 
     with pytest.raises(BackendUnavailable, match="full: free some space"):
         drive(backend.try_acquire(host.request("new")))

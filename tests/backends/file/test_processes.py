@@ -127,10 +127,10 @@ def test_number_of_open_records_is_bounded(connect: Connect, host: StubHost) -> 
     """A client may use any number of names, and hold them all."""
     backend = connect(host)
     before = open_files()
-    grants = [granted(drive(backend.try_acquire(host.request(f"lock {index}")))) for index in range(200)]
+    grants = [granted(drive(backend.try_acquire(host.request(f"lock {index}")))) for index in range(100)]
 
     assert open_files() <= before + OPEN_RECORDS_MAX + 1
-    assert drive(backend.renew(grants)) == [Renewed()] * 200
+    assert drive(backend.renew(grants)) == [Renewed()] * 100
     assert all(drive(backend.release(grant)) for grant in grants)
 
 
@@ -141,7 +141,7 @@ def test_threads_share_a_client(connect: Connect, host: StubHost) -> None:
 
     def work(prefix: str) -> None:
         try:
-            for index in range(600):
+            for index in range(200):
                 grant = granted(drive(backend.try_acquire(host.request(f"{prefix} {index % 40}"))))
                 assert drive(backend.release(grant))
         except BaseException as error:

@@ -19,8 +19,8 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import drive
 from lockkit.testing.processes import Worker
 from lockkit.testing.target import Target
-from tests.backends.file.support import LONG, Connect, acquire, leave_record, tick, waiter_count
-from tests.backends.support import StubHost, granted
+from tests.backends.file.support import LONG, Connect, acquire, leave_record, waiter_count
+from tests.backends.support import StubHost, granted, tick
 from tests.tries import until
 
 
@@ -354,12 +354,12 @@ def test_records_and_files_of_dead_clients_are_removed(connect: Connect, host: S
 def test_client_removes_all_unused_records_bit_by_bit(connect: Connect, frozen: StubHost, directory: Path) -> None:
     """Not only when it starts, a few at a time, and however many there are."""
     former, backend = connect(frozen), connect(frozen)
-    for number in range(200):
+    for number in range(60):
         leave_record(former, frozen, f"lock {number}")
     drive(former.close())
     drive(backend.ping())
     age(directory)
-    counts = [200]
+    counts = [60]
 
     while counts[-1]:
         tick(frozen, record_store.CLEANUP_SECONDS)

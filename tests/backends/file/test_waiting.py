@@ -23,10 +23,8 @@ from lockkit.backends.file.record_store import RecordStore
 from lockkit.backends.file.wakeup import Inotify
 from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, drive
-from lockkit.testing.processes import Worker
-from lockkit.testing.target import Target
 from lockkit.url import parse
-from tests.backends.file.support import LONG, Connect, acquire, waiter_count
+from tests.backends.file.support import LONG, Connect, acquire
 from tests.backends.support import StubHost, granted
 from tests.tries import until, until_async
 
@@ -58,50 +56,6 @@ class _Instances:
 def _refuse(self: Inotify) -> None:
     del self
     raise OSError(errno.EMFILE, "no more instances", "inotify")
-
-
-def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
-    """The waiter behind it then watches the client before it, and the release wakes it."""
-    holder, last = connect(host), connect(host)
-    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
-    with Worker(Target(f"file://{directory}"), "blocking") as first:
-        first.start_acquire("x", ttl=LONG)
-        until(lambda: waiter_count(holder) == 1)
-        request = host.request(ttl=LONG)
-        waiter = threading.Thread(target=acquire, args=(last, request))
-        waiter.start()
-        until(lambda: waiter_count(holder) == 2)
-
-        first.kill()
-        until(lambda: waiter_count(holder) == 1)
-        drive(holder.release(grant))
-
-        waiter.join(30)
-        assert not waiter.is_alive()
-
-
-def test_stopped_first_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
-    """The second gets the lock also if the holder died, and so offered it to nobody."""
-    second = connect(host)
-    target = Target(f"file://{directory}")
-    with Worker(target, "blocking") as holder, Worker(target, "blocking") as first:
-        holder.acquire("x", ttl=LONG)
-        first.start_acquire("x", ttl=LONG)
-        until(lambda: waiter_count(second) == 1)
-        request = host.request(ttl=LONG)
-        waiter = threading.Thread(target=acquire, args=(second, request))
-        waiter.start()
-        until(lambda: waiter_count(second) == 2)
-        first.stop()
-        holder.kill()
-
-        waiter.join(30)
-        assert not waiter.is_alive()
-        first.resume()
-        # Awake again it waits for its turn.
-        until(lambda: waiter_count(second) == 1)
-        drive(second.break_lock("x"))
-        first.finish_acquire()
 
 
 def test_readers_that_wait_do_not_each_read_the_record_now_and_then(

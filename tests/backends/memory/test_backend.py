@@ -12,24 +12,20 @@ from lockkit.backends.memory.backend import EXPIRED_MAX, MemoryBackend, _Space, 
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import drive
 from lockkit.url import parse
-from tests.backends.support import FakeClock, StubHost, granted
+from tests.backends.support import FakeClock, StubHost, granted, open_backend, tick
 
 
 def connect(space: str, host: StubHost) -> MemoryBackend:
     """Open a backend as the engine does."""
-    return MemoryBackend.open(parse(f"memory://{space}"), {}, host)
+    backend = open_backend(f"memory://{space}", host)
+    assert isinstance(backend, MemoryBackend)
+    return backend
 
 
 @pytest.fixture
 def host() -> StubHost:
     """A client whose time stands still."""
     return StubHost(FakeClock())
-
-
-def clock(host: StubHost) -> FakeClock:
-    """The host's clock, to move it."""
-    assert isinstance(host.runtime, FakeClock)
-    return host.runtime
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory:", "memory:///", "memory://space", "memory://a%2Fb"])
@@ -92,7 +88,7 @@ def test_leases_that_expired_without_a_release_are_forgotten(host: StubHost) -> 
     assert isinstance(drive(backend.try_acquire(last)), Busy)
     for number in range(3 * EXPIRED_MAX):
         granted(drive(backend.try_acquire(host.request(f"lock {number}", ttl=1.0))))
-        clock(host).time += 2.0
+        tick(host, 2.0)
 
     assert len(_spaces["expired"].locks) <= EXPIRED_MAX
     assert drive(backend.confirm(kept)) is None

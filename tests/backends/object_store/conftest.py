@@ -10,11 +10,9 @@ from unittest import mock
 import pytest
 
 from lockkit.backends.object_store.backend import ObjectBackend
-from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
-from lockkit.url import parse
 from lockkit_tools.servers import ObjectStoreServer, require
-from tests.backends.support import FakeClock, StubHost
+from tests.backends.support import FakeClock, StubHost, open_backend
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +38,14 @@ Client = tuple[ObjectBackend, StubHost, FakeClock]
 def client(server: ObjectStoreServer, request: pytest.FixtureRequest) -> Iterator[Callable[[], Client]]:
     """Make a backend with a clock of its own; each test has a folder of its own."""
     folder = request.node.name.partition("[")[0]
-    url = parse(server.url.replace("locks?", f"locks/{folder}-{os.urandom(4).hex()}?"))
+    url = server.url.replace("locks?", f"locks/{folder}-{os.urandom(4).hex()}?")
     with ExitStack() as ends:
 
         def make() -> Client:
             clock = FakeClock()
             host = StubHost(clock)
-            backend = ObjectBackend.open(url, split_options(ObjectBackend, url, {})[1], host)
+            backend = open_backend(url, host)
+            assert isinstance(backend, ObjectBackend)
             ends.callback(lambda: drive(backend.close()))
             return backend, host, clock
 

@@ -17,6 +17,7 @@ from tests.doctor.support import found
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The losers of a race wait for seconds at this server."""
     monkeypatch.setattr(examine, "ROUNDS", 2)
+    monkeypatch.setattr(examine, "CLIENTS", 3)
 
 
 def test_store_that_decides_has_no_finding(server: ObjectStoreServer) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 from kazoo.client import KazooClient
 
 import lockkit
-from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require
-from tests.backends.zookeeper.support import Connect, Tree, kazoo_client
+from lockkit_tools.servers import ZooKeeperServer, require
+from tests.backends.zookeeper.support import Tree, kazoo_client
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +39,3 @@ def theirs(server: ZooKeeperServer) -> Iterator[KazooClient]:
     """A client of kazoo's."""
     with kazoo_client(server.address) as client:
         yield client
-
-
-@pytest.fixture
-def proxy(server: ZooKeeperServer) -> Iterator[FaultProxy]:
-    """A network path to the server that can be disturbed."""
-    with FaultProxy(server.host, server.port) as running:
-        yield running
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
@@ -20,8 +19,6 @@ from lockkit.backends.zookeeper.session import Session
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync import Client, Lock
 from lockkit_tools.servers import ZooKeeperServer, wait_until
-
-Connect: TypeAlias = Callable[..., Client]
 
 PATIENCE = 60.0
 
@@ -93,36 +90,6 @@ class Tree:
             return None if len(found) == count else f"{found} and not {count} nodes are in the queue"
 
         wait_until(problem, timeout=PATIENCE)
-
-
-class Background:
-    """A call in a thread."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        """Start it."""
-        self._results: list[Any] = []
-        self._thread = threading.Thread(target=lambda: self._results.append(call()), daemon=True)
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether it has returned."""
-        return not self._thread.is_alive()
-
-    def result(self) -> Any:  # noqa: ANN401 - whatever it returns
-        """Wait for what it returns."""
-        self._thread.join(PATIENCE)
-        assert self.done
-        return self._results[0]
-
-
-def answers(call: Callable[[], object]) -> bool:
-    """Tell whether the server answers."""
-    try:
-        call()
-    except lockkit.BackendUnavailable:
-        return False
-    return True
 
 
 def packets_count(server: ZooKeeperServer) -> int:

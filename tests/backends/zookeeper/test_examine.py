@@ -29,9 +29,9 @@ def server() -> Iterator[ZooKeeperServer]:
         yield made
 
 
-def test_ensemble() -> None:
+def test_ensemble(server: ZooKeeperServer) -> None:
     """Silent while all of three members serve; then one is named alone, one is down, and one has no majority."""
-    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble, ZooKeeperServer(settings=SESSION_LIMITS) as other:
+    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble:
         diagnosis = examine(url_of(ensemble.members))
         assert complaints(diagnosis) == []
         assert diagnosis.facts["members"] == "3"
@@ -47,18 +47,9 @@ def test_ensemble() -> None:
         left, leader = ensemble.followers[0], ensemble.leader
         leader.kill()
         wait_until(lambda: None if not left.mode() else "it has not noticed yet")
-        finding = found(url_of([other, left]))["zookeeper-member-down"]
+        finding = found(url_of([server, left]))["zookeeper-member-down"]
         assert finding.where == (left.address,)
         assert "majority" in finding.seen
-
-
-def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No better than one; and an even number is no better than one less."""
-    with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
-        assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
-
-        monkeypatch.setattr("lockkit.doctor.members.MEMBERS_MIN", 2)
-        assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
 
 
 @pytest.mark.parametrize(

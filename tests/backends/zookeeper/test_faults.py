@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,32 +10,22 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
-from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.support import broken_reason
+from lockkit.testing.face_driver import FACES, FaceDriver
+from lockkit_tools.servers import FaultProxy, ZooKeeperServer, wait_until
+from tests.backends.support import Connect, inner, play, says_whether_it_was_sent
 from tests.backends.zookeeper.support import (
     PATIENCE,
-    Background,
-    Connect,
     Tree,
     end_session,
     holding,
     packets_count,
 )
-from tests.tries import until_renewed
+from tests.tries import beside, until_renewed
 
 pytestmark = pytest.mark.timeout(240)
 
-TTL = 3.0
 LONG = 60.0
 LONGEST = 120.0
-
-
-@pytest.fixture(scope="module")
-def ensemble() -> Iterator[ZooKeeperEnsemble]:
-    """Three servers. A test that stops one starts it again."""
-    require("zookeeper-ensemble", local=True)
-    with ZooKeeperEnsemble() as running:
-        yield running
 
 
 def through(proxy: FaultProxy) -> str:
@@ -56,7 +44,7 @@ class TestSessions:
         holder, waiter, path = connect(server.url), connect(server.url), f"/lockkit/{how}"
         with holder.lock(how, ttl=LONG):
             (held,) = tree.nodes(path)
-            waiting = Background(waiter.lock(how, ttl=LONG).acquire)
+            waiting = beside(waiter.lock(how, ttl=LONG).acquire)
             tree.until_waiting(path, 2)
             (place,) = set(tree.nodes(path)) - {held}
             if how == "session ended":
@@ -64,7 +52,7 @@ class TestSessions:
                 wait_until(lambda: None if {*tree.nodes(path)} - {held, place} else "it is not back", timeout=PATIENCE)
             else:
                 tree.client.delete(f"{path}/{place}")
-        waiting.result().release()
+        waiting.result(PATIENCE).release()
         tree.until_empty(path)
 
     def test_watched_node_that_goes_is_told_at_once(
@@ -82,30 +70,29 @@ class TestSessions:
 
         assert lease.wait_lost(LONG / 4)
 
-    @pytest.mark.parametrize("how", ["broken", "deleted"])
+    @pytest.mark.parametrize(("how", "reason"), [("broken", "broken"), ("deleted", "gone")])
     @pytest.mark.parametrize("renewed", [True, False], ids=["watched", "not watched yet"])
     def test_holder_gets_the_reason(
-        self, server: ZooKeeperServer, tree: Tree, connect: Connect, how: str, *, renewed: bool
+        self, server: ZooKeeperServer, tree: Tree, how: str, reason: str, *, renewed: bool
     ) -> None:
         """Whether the server reports it, or the first renewal finds out. What others delete is gone."""
-        client, name = connect(server.url), f"reason {how} {renewed}"
-        lease = client.lock(name, ttl=LONG).acquire(PATIENCE)
-        told: list[str] = []
-        lease.on_lost(lambda _, reason: told.append(reason))
-        if renewed:
-            lease.extend()
 
-        if how == "broken":
-            assert connect(server.url).break_lock(name)
-        else:
-            (node,) = tree.nodes(f"/lockkit/{name}")
-            tree.client.delete(f"/lockkit/{name}/{node}")
-        client._engine.confirm_soon()
+        async def body(driver: FaceDriver) -> None:
+            client, other, name = await driver.connect(), await driver.connect(), driver.name()
+            told: list[str] = []
+            lock = client.lock(name, ttl=LONG, on_lost=lambda _, reason: told.append(reason), raise_on_lost=False)
+            lease = await lock.acquire(PATIENCE)
+            if renewed:
+                await lease.extend()
+            if how == "broken":
+                assert await other.break_lock(name)
+            else:
+                tree.client.delete(f"/lockkit/{name}", recursive=True)
+            inner(client)._engine.confirm_soon()
+            await driver.eventually(lambda: told == [reason], "the holder gets the reason")
 
-        reason = "broken" if how == "broken" else "gone"
-        wait_until(lambda: None if told == [reason] else f"reasons: {told}", timeout=PATIENCE)
-        if how == "broken":
-            assert asyncio.run(broken_reason(server.url, f"{name} async", renewed=renewed)) == "broken"
+        for face in FACES:
+            play(face, server.url, body)
 
     def test_data_of_a_directory_that_others_made_stay(
         self, server: ZooKeeperServer, tree: Tree, connect: Connect
@@ -127,6 +114,11 @@ class TestSessions:
         assert not says_broken(data, "0")
 
 
+def test_acquisition_says_whether_it_was_sent(server: ZooKeeperServer) -> None:
+    """What was not need not be undone."""
+    says_whether_it_was_sent(server)
+
+
 class TestCrowds:
     """How many requests the server gets, as it counts them."""
 
@@ -138,48 +130,12 @@ class TestCrowds:
         """
         client = connect(server.url)
         with holding(client.lock(f"many-{number}", ttl=9) for number in range(100)) as leases:
-            until_renewed(*leases)
+            until_renewed(*leases, begin=client._engine.confirm_soon)
             before = packets_count(server)
 
-            until_renewed(*leases)
+            until_renewed(*leases, begin=client._engine.confirm_soon)
 
             assert packets_count(server) - before <= 50
-
-
-class TestEnsemble:
-    """Three servers."""
-
-    def test_without_a_majority_nobody_is_granted_a_lock(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
-        """The error says so; the holder is notified by its deadline; afterwards everything works again."""
-        client, other = connect(ensemble.url), connect(ensemble.url)
-        lease = client.lock("majority", ttl=TTL).acquire(PATIENCE)
-        for member in ensemble.members[:2]:
-            member.kill()
-        try:
-            with pytest.raises(lockkit.BackendUnavailable, match="majority"):
-                other.lock("majority", ttl=TTL).acquire(timeout=2)
-            assert lease.wait_lost(PATIENCE)
-        finally:
-            ensemble.start()
-
-        with other.lock("majority", ttl=TTL, timeout=PATIENCE) as after:
-            assert after.token > lease.token
-
-    def test_member_that_hangs_costs_no_lease(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
-        """Its clients leave it after the first question that it does not answer; a new client gets past it, too."""
-        follower, *_ = ensemble.followers
-        hosts = sorted((member.address for member in ensemble.members), key=lambda address: address != follower.address)
-        client, later = (connect(f"zookeeper://{','.join(hosts)}", randomize_hosts=False) for _ in range(2))
-        lease = client.lock("hangs", ttl=40).acquire(PATIENCE)
-
-        follower.pause()
-        try:
-            later.ping()
-            client.lock("another", ttl=20).acquire(timeout=PATIENCE).release()
-            assert lease.confirm()
-            lease.release()
-        finally:
-            follower.resume()
 
 
 class TestShared:
@@ -201,7 +157,7 @@ class TestShared:
         leases = [client.lock("several", **options).acquire(PATIENCE)]
         leases[0].downgrade()
         # In other threads: in the same one it would be the same lease.
-        leases += [Background(client.rwlock("several", **options).read().acquire).result() for _ in range(3)]
+        leases += [beside(client.rwlock("several", **options).read().acquire).result(PATIENCE) for _ in range(3)]
         living = other.rwlock("several", ttl=LONG).read().acquire(PATIENCE)
         leases.append(client.semaphore("several", limit=2, **options).acquire(PATIENCE))
 
@@ -236,7 +192,7 @@ class TestShared:
                 client.semaphore("places", limit=2, ttl=LONGEST),
             )
         ):
-            waiting.append(Background(lock.acquire))
+            waiting.append(beside(lock.acquire))
             tree.until_waiting("/lockkit/places", min(number, 2) + 2)
         tree.until_waiting("/lockkit+sem/places", 4)
         nodes = tree.nodes("/lockkit/places") + tree.nodes("/lockkit+sem/places")
@@ -245,15 +201,15 @@ class TestShared:
             proxy.cut()
             wait_until(lambda: None if proxy.counts.open else "the waiters are away", timeout=PATIENCE)
 
-        assert not any(one.done for one in waiting)
+        assert not any(one.done() for one in waiting)
         assert tree.nodes("/lockkit/places") + tree.nodes("/lockkit+sem/places") == nodes
         lease.release()
         permits.pop().release()
         *readers, writer, permit = waiting
         for reader in readers:
-            reader.result()
-        assert not writer.done
-        for one in (*(reader.result() for reader in readers), permit.result(), permits[0]):
+            reader.result(PATIENCE)
+        assert not writer.done()
+        for one in (*(reader.result(PATIENCE) for reader in readers), permit.result(PATIENCE), permits[0]):
             one.release()
-        assert permit.result().slot == 1
-        writer.result().release()
+        assert permit.result(PATIENCE).slot == 1
+        writer.result(PATIENCE).release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from kazoo.client import KazooClient
 
 import lockkit
 from lockkit.sync import Client
-from tests.backends.zookeeper.support import PATIENCE, Background, Connect, Tree
-from tests.tries import busy
+from tests.backends.support import Connect
+from tests.backends.zookeeper.support import PATIENCE, Tree
+from tests.tries import beside, busy
 
 LONG = 60.0
 WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}
@@ -27,13 +29,13 @@ def test_locks_exclude_each_other(ours: Client, theirs: KazooClient, tree: Tree)
     assert busy(ours.lock("seat/12A", ttl=LONG))
     (holder,) = ours.holders("seat/12A")
     assert holder.metadata == {"text": "their identifier"}
-    waiting = Background(ours.lock("seat/12A", **WAIT).acquire)
+    waiting = beside(ours.lock("seat/12A", **WAIT).acquire)
     tree.until_waiting(path, 2)
-    assert not waiting.done
+    assert not waiting.done()
 
     lock.release()
 
-    lease = waiting.result()
+    lease = waiting.result(PATIENCE)
     assert holder.token is not None
     assert lease.token > holder.token
     assert not lock.acquire(blocking=False)
@@ -62,7 +64,7 @@ def test_names_are_of_their_locks_too(ours: Client, theirs: KazooClient, monkeyp
 
 def test_one_queue_for_both(theirs: KazooClient, ours: Client, tree: Tree, connect: Connect) -> None:
     """Waiters of both are served in the order of arrival."""
-    order, threads = list[int](), list[Background]()
+    order, threads = list[int](), list[Future[Any]]()
     contenders: list[Any] = []
     for _ in range(3):
         contenders += [connect(ours.url).lock("line", ttl=LONG, timeout=PATIENCE), theirs.Lock("/lockkit/line")]
@@ -73,10 +75,10 @@ def test_one_queue_for_both(theirs: KazooClient, ours: Client, tree: Tree, conne
 
     with ours.lock("line", ttl=LONG):
         for number, lock in enumerate(contenders):
-            threads.append(Background(lambda number=number, lock=lock: enter(number, lock)))  # type: ignore[misc]
+            threads.append(beside(enter, number, lock))
             tree.until_waiting("/lockkit/line", number + 2)
     for thread in threads:
-        thread.result()
+        thread.result(PATIENCE)
 
     assert order == [*range(6)]
 
@@ -92,12 +94,12 @@ def test_readers_of_both_hold_it_together(ours: Client, theirs: KazooClient, tre
     assert tree.client.exists(f"{path}/{node}").czxid == lease.token
     assert second.acquire(timeout=PATIENCE)
     assert [holder.mode for holder in ours.holders("together")] == ["shared"] * 3
-    writing = Background(ours.lock("together", **WAIT).acquire)
+    writing = beside(ours.lock("together", **WAIT).acquire)
     tree.until_waiting(path, 4)
 
     assert ours.break_lock("together")
 
-    written = writing.result()
+    written = writing.result(PATIENCE)
     assert not lease.confirm()
     assert written.confirm()
     written.release()
@@ -112,19 +114,19 @@ def test_their_writer_waits_for_our_readers_and_ours_for_it(
     path, reader = f"/lockkit/{name}", connect(ours.url).rwlock(name, **WAIT).read()
     lease = ours.rwlock(name, ttl=LONG).read().acquire(PATIENCE)
     lock = theirs.WriteLock(path) if kind == "WriteLock" else theirs.Lock(path, extra_lock_patterns=["__rlock__"])
-    writing = Background(lambda: lock.acquire(timeout=PATIENCE))
+    writing = beside(lambda: lock.acquire(timeout=PATIENCE))
     tree.until_waiting(path, 2)
     assert busy(reader)
-    reading = Background(reader.acquire)
+    reading = beside(reader.acquire)
     tree.until_waiting(path, 3)
-    assert not writing.done
+    assert not writing.done()
 
     lease.release()
-    assert writing.result()
-    assert not reading.done
+    assert writing.result(PATIENCE)
+    assert not reading.done()
     assert lock.release()
 
-    after = reading.result()
+    after = reading.result(PATIENCE)
     assert after.token > lease.token
     after.release()
 
@@ -134,17 +136,17 @@ def test_their_reader_waits_for_our_writer_and_ours_for_it(ours: Client, theirs:
     path = "/lockkit/reader"
     lease = ours.lock("reader", ttl=LONG).acquire(PATIENCE)
     lock, late = theirs.ReadLock(path), theirs.ReadLock(path)
-    reading = Background(lambda: lock.acquire(timeout=PATIENCE))
+    reading = beside(lambda: lock.acquire(timeout=PATIENCE))
     tree.until_waiting(path, 2)
     lease.release()
-    assert reading.result()
+    assert reading.result(PATIENCE)
 
-    writing = Background(ours.lock("reader", **WAIT).acquire)
+    writing = beside(ours.lock("reader", **WAIT).acquire)
     tree.until_waiting(path, 2)
     assert not late.acquire(blocking=False)
-    assert not writing.done
+    assert not writing.done()
     lock.release()
-    writing.result().release()
+    writing.result(PATIENCE).release()
 
 
 def test_their_plain_lock_knows_no_readers(ours: Client, theirs: KazooClient, tree: Tree) -> None:
@@ -174,7 +176,7 @@ def test_elections_share_one_queue(ours: Client, theirs: KazooClient, tree: Tree
 
     calls = []
     for count, one in enumerate((cancelled, election)):
-        calls.append(Background(lambda one=one: one.run(lead)))  # type: ignore[misc]
+        calls.append(beside(one.run, lead))
         tree.until_waiting("/lockkit/x", 2 + count)
     term.update({"step": 2})
     first, *others = election.contenders()
@@ -183,7 +185,7 @@ def test_elections_share_one_queue(ours: Client, theirs: KazooClient, tree: Tree
     assert term.confirm()
     assert not leading.is_set()
     cancelled.cancel()
-    calls[0].result()
+    calls[0].result(PATIENCE)
 
     term.resign()
 
@@ -198,4 +200,4 @@ def test_elections_share_one_queue(ours: Client, theirs: KazooClient, tree: Tree
     enough.set()
     with contest.campaign(PATIENCE) as again:
         assert again.token > leader.term
-    calls[1].result()
+    calls[1].result(PATIENCE)

@@ -17,16 +17,14 @@ from lockkit.backends.zookeeper.session import Session
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer
+from tests.backends.support import Connect, answers
 from tests.backends.zookeeper.support import (
     PATIENCE,
-    Background,
-    Connect,
     Tree,
-    answers,
     packets_count,
     sessions_of,
 )
-from tests.tries import busy, have_time_to_answer, until
+from tests.tries import beside, busy, have_time_to_answer, until
 
 LONG = 60.0
 WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}
@@ -70,14 +68,14 @@ def test_single_tries_that_come_together_all_get_permits(
 
     monkeypatch.setattr(LockNode, "create_mark", stopped)
     clients = [connect(ours.url) for _ in range(2)]
-    first = ours.semaphore("together", limit=3, ttl=LONG).try_acquire()
-    second = Background(clients[0].semaphore("together", limit=3, ttl=LONG).try_acquire)
+    first = ours.semaphore("together", limit=3, ttl=LONG).acquire(0)
+    second = beside(clients[0].semaphore("together", limit=3, ttl=LONG).acquire, 0)
     assert marking.wait(PATIENCE)
-    third = Background(clients[1].semaphore("together", limit=3, ttl=LONG).try_acquire)
+    third = beside(clients[1].semaphore("together", limit=3, ttl=LONG).acquire, 0)
     tree.until_waiting(f"{ROOT}/together", 3)
     go_on.set()
 
-    got = [first, second.result(), third.result()]
+    got = [first, second.result(PATIENCE), third.result(PATIENCE)]
     assert [lease.slot for lease in got] == [0, 1, 2]
     for lease in got:
         lease.release()
@@ -89,7 +87,7 @@ def test_all_holders_leave_at_once(ours: Client, tree: Tree, connect: Connect) -
     held = [ours.semaphore("at-once", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
     waiting = []
     for number, client in enumerate(clients):
-        waiting.append(Background(client.semaphore("at-once", limit=2, **WAIT).acquire))
+        waiting.append(beside(client.semaphore("at-once", limit=2, **WAIT).acquire))
         tree.until_waiting(f"{ROOT}/at-once", 4 + number)
 
     transaction = tree.client.transaction()
@@ -101,14 +99,14 @@ def test_all_holders_leave_at_once(ours: Client, tree: Tree, connect: Connect) -
         with pytest.raises(lockkit.LockLost):
             lease.release()
 
-    first, second = waiting[0].result(), waiting[1].result()
+    first, second = waiting[0].result(PATIENCE), waiting[1].result(PATIENCE)
     assert {first.slot, second.slot} == {0, 1}
-    assert not waiting[2].done
+    assert not waiting[2].done()
     first.release()
-    third = waiting[2].result()
+    third = waiting[2].result(PATIENCE)
     assert third.slot == first.slot
     second.release()
-    for lease in (third, waiting[3].result()):
+    for lease in (third, waiting[3].result(PATIENCE)):
         lease.release()
     tree.until_empty(f"{ROOT}/at-once")
 
@@ -133,7 +131,7 @@ def test_news_between_listing_and_watching_are_seen(
         late = connect(ours.url).semaphore(name, limit=3, **WAIT)
     first, ahead = None, connect(ours.url)
     if what == "the one before is marked":
-        first = Background(ahead.semaphore(name, limit=3, **WAIT).acquire)
+        first = beside(ahead.semaphore(name, limit=3, **WAIT).acquire)
         tree.until_waiting(f"{ROOT}/{name}", 6)
     add_waiter = Session._add_waiter
 
@@ -146,11 +144,11 @@ def test_news_between_listing_and_watching_are_seen(
                 held.pop().release()
             if first is not None:
                 held.pop().release()
-                held.append(first.result())
+                held.append(first.result(PATIENCE))
         add_waiter(session, path, request)
 
     monkeypatch.setattr(Session, "_add_waiter", happen_before)
-    held.append(Background(late.acquire).result())
+    held.append(beside(late.acquire).result(PATIENCE))
 
     assert came
     assert len({lease.slot for lease in held}) == (1 if what == "the writer is marked" else 3)
@@ -208,22 +206,22 @@ def test_release_wakes_one_waiter(
     held = [contender(ours, ttl=LONG).acquire(PATIENCE) for _ in range(1 if kind == "lock" else 3)]
     waiting = []
     for number in range(12):
-        waiting.append(Background(contender(connect(ours.url), **WAIT).acquire))
+        waiting.append(beside(contender(connect(ours.url), **WAIT).acquire))
         tree.until_waiting(path, nodes + number + 1)
     tree.client.sync("/")
     before = packets_count(server)
 
     held.pop(-2 if kind == "permit" else 0).release()
-    held.append(waiting[0].result())
+    held.append(waiting[0].result(PATIENCE))
     asked = packets_count(server) - before
 
     # Deletion, listing and mark; listing, watch and look of the next one. Ten others would ask at least twenty times.
     assert 2 <= asked <= 20
-    assert not any(one.done for one in waiting[1:])
+    assert not any(one.done() for one in waiting[1:])
     for lease in held:
         lease.release()
     for call in waiting[1:]:
-        call.result().release()
+        call.result(PATIENCE).release()
     tree.until_empty(path)
 
 
@@ -233,21 +231,21 @@ def test_downgraded_node_stays_and_gets_a_mark(ours: Client, theirs: KazooClient
     lease = ours.lock("down", ttl=LONG, metadata="first").acquire(PATIENCE)
     token, (node,) = lease.token, tree.nodes(path)
     lease.update("second")
-    reading = Background(other.rwlock("down", **WAIT).read().acquire)
+    reading = beside(other.rwlock("down", **WAIT).read().acquire)
     tree.until_waiting(path, 2)
 
     lease.downgrade()
 
-    beside = reading.result()
+    second = reading.result(PATIENCE)
     assert {node, f"{node}__read"} < {*tree.nodes(path)}
-    assert lease.token == token < beside.token
+    assert lease.token == token < second.token
     holders = {holder.owner: holder for holder in ours.holders("down")}
-    assert {(one.token, one.mode) for one in holders.values()} == {(one.token, "shared") for one in (lease, beside)}
+    assert {(one.token, one.mode) for one in holders.values()} == {(one.token, "shared") for one in (lease, second)}
     assert holders[lease.owner].metadata["text"] == "second"
     assert busy(other.lock("down", ttl=LONG))
     for theirs_too in (theirs.WriteLock(path), theirs.Lock(path), theirs.ReadLock(path)):
         assert not theirs_too.acquire(blocking=False)
-    beside.release()
+    second.release()
     lease.update("third")
     assert [(one.mode, one.metadata["text"]) for one in ours.holders("down")] == [("shared", "third")]
     lease.extend()

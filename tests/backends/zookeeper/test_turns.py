@@ -7,12 +7,12 @@ import random
 import pytest
 
 from lockkit.backend import Mode, Request
+from lockkit.backends.lock_state import lowest_free
 from lockkit.backends.zookeeper.path import (
     READ_MARK,
     blocker,
     contenders,
     held,
-    lowest_free_slot,
     node_prefix,
     slot_mark,
     would_wait,
@@ -39,53 +39,32 @@ def queue_of(modes: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("modes", "count"),
+    ("modes", "count", "waits"),
     [
-        ("", 0),
-        ("w", 1),
-        ("wrr", 1),
-        ("ww", 1),
-        ("r", 1),
-        ("rrwr", 2),
-        ("rrr", 3),
-        ("drwr", 2),
-        ("dw", 1),
-        ("p", 1),
-        ("pp", 1),
-        ("p12p", 3),
-        ("31p", 2),
+        ("", 0, []),
+        ("w", 1, [None]),
+        ("ww", 1, [None, 0]),
+        ("wrwr", 1, [None, 0, 1, 2]),
+        ("rw", 1, [None, 0]),
+        ("rrwrr", 2, [None, None, 1, 2, 2]),
+        ("drwr", 2, [None, None, 1, 2]),
+        ("dw", 1, [None, 0]),
     ],
 )
-def test_head_of_the_queue_holds_the_lock(modes: str, count: int) -> None:
-    """One writer; readers up to the first writer; the first permit and those with a mark."""
+def test_who_holds_the_lock_and_whom_the_others_wait_for(modes: str, count: int, waits: list[int | None]) -> None:
+    """One writer, or readers up to the first; a reader waits for the nearest writer, a writer for who is before it."""
     queue = contenders(reversed(queue_of(modes)))
 
     assert [one.owner for one in held(queue)] == [f"o{number}" for number in range(count)]
+    assert [found and queue.index(found) for found in (blocker(queue, at) for at in range(len(queue)))] == waits
 
 
-@pytest.mark.parametrize(
-    ("modes", "position", "expected"),
-    [
-        ("w", 0, None),
-        ("ww", 1, 0),
-        ("rw", 1, 0),
-        ("rrw", 2, 1),
-        ("r", 0, None),
-        ("rr", 1, None),
-        ("wr", 1, 0),
-        ("wrr", 2, 0),
-        ("wrwr", 3, 2),
-        ("dr", 1, None),
-        ("drwr", 3, 2),
-        ("dw", 1, 0),
-    ],
-)
-def test_whom_readers_and_writers_wait_for(modes: str, position: int, expected: int | None) -> None:
-    """A writer for the one before it, a reader for the nearest writer before it."""
-    queue = contenders(queue_of(modes))
-    found = blocker(queue, position)
+@pytest.mark.parametrize(("modes", "count"), [("p", 1), ("pp", 1), ("p12p", 3), ("31p", 2)])
+def test_first_permit_and_those_with_a_mark_are_held(modes: str, count: int) -> None:
+    """Whatever their slots."""
+    queue = contenders(reversed(queue_of(modes)))
 
-    assert (None if found is None else queue.index(found)) == expected
+    assert [one.owner for one in held(queue)] == [f"o{number}" for number in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +94,7 @@ def test_who_would_wait(modes: str, mode: Mode, limit: int, *, expected: bool) -
 def test_marks_belong_to_their_nodes() -> None:
     """A mark alone is nobody; the first permit has slot 0 without a mark, and keeps the slot of one that it has."""
     assert contenders([f"{node('a', 1, 'permit')}{slot_mark(3)}", f"{node('b', 2, 'exclusive')}{READ_MARK}"]) == []
-    assert [(one.mode, one.slot) for one in contenders(queue_of("p2p"))] == [
-        ("permit", 0),
-        ("permit", 2),
-        ("permit", None),
-    ]
+    assert [(one.mode, one.slot) for one in contenders(queue_of("p2"))] == [("permit", 0), ("permit", 2)]
     assert [one.slot for one in contenders(queue_of("4p"))] == [4, None]
     assert [one.mode for one in contenders(queue_of("dr"))] == ["shared", "shared"]
 
@@ -158,7 +133,9 @@ class Model:
         holders = held(queue)
         position = self.chance.randrange(len(queue) + 1)
         if position == len(holders) < len(queue) and position < self.limits[queue[position].node]:
-            self.marks.append((queue[position].node, queue[position - 1].node, lowest_free_slot(holders)))
+            self.marks.append(
+                (queue[position].node, queue[position - 1].node, lowest_free(one.slot for one in holders))
+            )
 
     def mark(self) -> None:
         """A mark arrives, in any order."""

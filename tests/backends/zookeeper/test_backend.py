@@ -428,6 +428,16 @@ class TestBadInput:
         with pytest.raises(lockkit.ConfigurationError, match="pure-sasl"):
             lockkit.connect(f"zookeeper://{login}h", **options)
 
+    def test_too_many_connections(self, connect: Connect) -> None:
+        """The error names the server's limit: a host with many processes reaches it."""
+        with ZooKeeperServer(settings={"maxClientCnxns": "1"}) as alone:
+            url = f"zookeeper://{alone.address}"
+            first = connect(url)
+            first.ping()
+            with pytest.raises(lockkit.BackendUnavailable, match="maxClientCnxns"):
+                connect(url).lock("x", ttl=LONG).acquire(1)
+            first.ping()
+
     def test_directory_that_is_an_ephemeral_node(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """Another client's node is where the lock's directory should be."""
         tree.client.ensure_path("/odd")

@@ -38,6 +38,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -55,7 +56,6 @@ Longer delays close(), shorter wakes idle waiters more often."""
 Parameter: TypeAlias = "str | bytes | int | list[str] | None"
 
 _PARAMETER = re.compile(r"(?<!\$)\$([1-9][0-9]*)")
-_SPELLINGS = {"format": "%s", "qmark": "?"}
 
 
 class Result(NamedTuple):
@@ -81,33 +81,26 @@ class Statement:
         text: With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of
             what PREPARE prepares. It has no other ``$``.
         packed: The same as bytes.
-        once: It is not worth preparing: made for one use.
     """
 
-    __slots__ = ("_compiled", "once", "packed", "text")
-
-    def __init__(self, text: str, *, once: bool = False) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.once = once
         self.packed = text.encode()
-        self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
 
-    def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
-        """Return the text as a driver wants it, and a function that puts the parameters that it has into its order."""
-        found = self._compiled.get(paramstyle)
-        if found is None:
-            found = self._compiled[paramstyle] = self._compile(paramstyle)
-        return found
+    @cached_property
+    def numbered(self) -> str:
+        """The text with parameters as SQLite has them."""
+        return self.text.replace("$", "?")
 
-    def _compile(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
+    @cached_property
+    def _format(self) -> tuple[str, list[int]]:
         places = [int(number) - 1 for number in _PARAMETER.findall(self.text)]
-        spelling = _SPELLINGS[paramstyle]
-        text = self.text if spelling == "?" else self.text.replace("%", "%%")
-        text = _PARAMETER.sub(spelling, text).replace("$$", "$")
-        count = len(places)
-        if places == list(range(count)):
-            return text, lambda parameters: tuple(parameters[:count])
-        return text, lambda parameters: tuple([parameters[place] for place in places])
+        return _PARAMETER.sub("%s", self.text.replace("%", "%%")).replace("$$", "$"), places
+
+    def filled(self, spell: Callable[[Any], object], parameters: Sequence[Any]) -> bytes:
+        """Write the values that it has into it, each as `spell` spells it."""
+        text, places = self._format
+        return (text % tuple([spell(parameters[place]) for place in places])).encode()
 
 
 class Connection:
@@ -125,6 +118,7 @@ class Connection:
     used: float = 0.0
     pooled: bool = False
     broken: bool = False
+    _worker: Worker | None = None
 
     def __init__(self, runtime: Runtime, fd: int) -> None:
         self._runtime = runtime
@@ -136,9 +130,20 @@ class Connection:
         """Run one statement."""
         raise NotImplementedError
 
+    async def _call(self, function: Callable[[], T], seconds: float) -> T:
+        """Call a driver that blocks: under asyncio in a thread."""
+        if self._blocking:
+            return function()
+        self._worker = self._worker or Worker(self._runtime)
+        return await self._worker.call(function, seconds)
+
     async def finish(self, seconds: float) -> None:
         """Read and discard the answer of a statement that was cancelled or interrupted. Raises if that fails."""
-        raise NotImplementedError
+        if self._worker is None:
+            # After Ctrl-C lockkit cannot know how much of the answer the driver has read.
+            message = "interrupted in the middle of an answer"
+            raise ConnectionAbortedError(message)
+        await self._worker.finish(seconds)
 
     @property
     def stale(self) -> bool:

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from weakref import ref
+from weakref import WeakSet
 
 from lockkit.backend import seconds_left
 from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Parameter, Result, Statement, take_last
@@ -62,15 +62,11 @@ class Database:
     One database and lockkit's connections to it.
 
     Attributes:
-        driver: Connects to it.
-        dialect: What differs between databases.
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
         pool_size: How many connections the pool of an application's engine may have; None: any number.
         pooled: A pooler gives each statement another session; known after the first connection.
         keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
-        driver_errors: What a `Connection` may raise.
-        kind: Tells what such an error is about.
     """
 
     def __init__(
@@ -89,7 +85,8 @@ class Database:
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Place] = deque()
-        self._taken: list[ref[_Place]] = []
+        # Weak: one that an interrupt dropped between two lines does not count any more.
+        self._taken: WeakSet[_Place] = WeakSet()
         self._blocking: Database | None = None
         self._closed = False
 
@@ -116,9 +113,10 @@ class Database:
         while True:
             fresh = True
             failure: BaseException
+            place = _Place()
             try:
-                place = await self._enter(until, urgent=urgent)
                 try:
+                    await self._enter(place, until, urgent=urgent)
                     connection = self._kept()
                     fresh = connection is None
                     return await self._run_on(connection or await self.connect(until), statement, parameters, until)
@@ -213,37 +211,30 @@ class Database:
         trusted = connection.fd >= 0 and self._runtime.now() <= connection.used + TRUSTED_SECONDS
         return trusted or not connection.stale
 
-    async def _enter(self, until: Instant, *, urgent: bool) -> _Place:
+    async def _enter(self, place: _Place, until: Instant, *, urgent: bool) -> None:
         """Take a place for one statement, or wait until another caller leaves one."""
-        place = _Place()
         with self._mutex:
             if not self._waiting and self._has_room():
-                self._taken.append(ref(place))
-                return place
+                self._taken.add(place)
+                return
             place.free = self._runtime.event()
             self._waiting.insert(0 if urgent else len(self._waiting), place)
-        try:
-            while not place.free.is_set() and (left := until - self._runtime.now()) > 0:
-                await place.free.wait(min(WAIT_CHECK_SECONDS, left))
-                self._let_in()
-        except BaseException:
-            self._leave(place)
-            raise
-        if place.free.is_set():
-            return place
-        self._leave(place)
-        message = (
-            f"no connection to {self.url} became free in time: is it overloaded, stopped, or locked by another "
-            "transaction?"
-        )
-        raise BackendUnavailable(message)
+        while not place.free.is_set():
+            left = until - self._runtime.now()
+            if left <= 0:
+                message = (
+                    f"no connection to {self.url} became free in time: is it overloaded, stopped, or locked by another "
+                    "transaction?"
+                )
+                raise BackendUnavailable(message)
+            await place.free.wait(min(WAIT_CHECK_SECONDS, left))
+            self._let_in()
 
     def _leave(self, place: _Place) -> None:
         """Leave a place, or the queue for one."""
         with self._mutex:
-            if ref(place) in self._taken:
-                self._taken.remove(ref(place))
-            elif place in self._waiting:
+            self._taken.discard(place)
+            if place in self._waiting:
                 self._waiting.remove(place)
         self._let_in()
 
@@ -254,14 +245,10 @@ class Database:
                 if not self._waiting or not self._has_room():
                     return
                 place = self._waiting.popleft()
-                self._taken.append(ref(place))
+                self._taken.add(place)
             place.free.set()
 
     def _has_room(self) -> bool:
-        """Tell whether a place is free. Under the mutex."""
-        if len(self._taken) >= self.dialect.connections_max:
-            # One that an interrupt dropped between two lines does not count any more.
-            self._taken = [one for one in self._taken if one() is not None]
         return len(self._taken) < self.dialect.connections_max
 
     def _give_back(self, connection: Connection) -> None:

@@ -127,7 +127,6 @@ class PymysqlConnection(Connection):
         super().__init__(runtime, dbapi._sock.fileno())
         self.dbapi = dbapi
         self._limit: float = dbapi._read_timeout or STATEMENT_SECONDS
-        self._worker: Worker | None = None
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         def exchange() -> Result:
@@ -140,13 +139,6 @@ class PymysqlConnection(Connection):
             return self._read()
 
         return await self._call(exchange, seconds)
-
-    async def _call(self, function: Callable[[], Result], seconds: float) -> Result:
-        """Call the driver, which blocks: under asyncio in a thread."""
-        if self._blocking:
-            return function()
-        self._worker = self._worker or Worker(self._runtime)
-        return await self._worker.call(function, seconds)
 
     def _read(self) -> Result:
         dbapi = self.dbapi  # `terminate` forgets it, perhaps meanwhile
@@ -164,10 +156,7 @@ class PymysqlConnection(Connection):
             self.dbapi._read_timeout = self.dbapi._write_timeout = limit
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-        text, order = statement.spelled("format")
-        escape = self.dbapi.escape
-        text %= tuple([escape(value) for value in order(parameters)])
-        self.dbapi._execute_command(_COM_QUERY, text.encode())
+        self.dbapi._execute_command(_COM_QUERY, statement.filled(self.dbapi.escape, parameters))
 
     @property
     def _reading(self) -> Worker | None:
@@ -184,13 +173,6 @@ class PymysqlConnection(Connection):
         # The server has begun to answer: the rest must come in the same time. Answers to a session are short.
         self._limit_by(seconds)
         return await self._call(self._read, until - self._runtime.now())
-
-    async def finish(self, seconds: float) -> None:
-        if self._worker is None:
-            # After Ctrl-C lockkit cannot know how much of the answer the driver has read.
-            message = "interrupted in the middle of an answer"
-            raise ConnectionAbortedError(message)
-        await self._worker.finish(seconds)
 
     @property
     def answered(self) -> bool:

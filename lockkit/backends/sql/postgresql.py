@@ -11,6 +11,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import pq
@@ -80,7 +81,7 @@ class PsycopgConnection(Connection):
         super().__init__(runtime, connection.pgconn.socket)
         self._driver = connection  # its end would close the socket
         self.pgconn: pq.abc.PGconn = connection.pgconn
-        self._names: dict[Statement, bytes] = {}
+        self._names: WeakKeyDictionary[Statement, bytes] = WeakKeyDictionary()
         self._prepared = 0
         self._last: pq.abc.PGresult | None = None
         # Of what comes unasked. The server says FATAL, frees the locks of the session, and closes the socket later.
@@ -99,8 +100,7 @@ class PsycopgConnection(Connection):
             pgconn.send_query_prepared(name, packed)
         elif name is None or self.pooled:
             # Preparing costs a round trip: not for statements run once. A pooler may give the next another session.
-            if not statement.once:
-                self._names[statement] = b""
+            self._names[statement] = b""
             pgconn.send_query_params(statement.packed, packed)
         else:
             self._prepared += 1
@@ -162,13 +162,10 @@ class PsycopgConnection(Connection):
         By the simple protocol ("53.2.2. Simple Query"), which takes several statements in one text: BEGIN and what
         locks are one round trip. It has no parameters, so they are written into the text as libpq escapes them.
         """
-        text, order = statement.spelled("format")
-        literal = self._literal
-        text %= tuple([
-            value if isinstance(value, int) else bytes(literal(str(value).encode())).decode()
-            for value in order(parameters)
-        ])  # fmt: skip
-        self.pgconn.send_query(text.encode())
+        self.pgconn.send_query(statement.filled(self._spell, parameters))
+
+    def _spell(self, value: object) -> object:
+        return value if isinstance(value, int) else bytes(self._literal(str(value).encode())).decode()
 
     @property
     def answered(self) -> bool:

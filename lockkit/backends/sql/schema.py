@@ -206,10 +206,10 @@ async def create(database: Database, tables: Sequence[Table], answer_by: float =
     dialect = database.dialect.name
     for table in tables:
         try:
-            await database.run(Statement(table.ddl(dialect), once=True), answer_by=answer_by)
+            await database.run(Statement(table.ddl(dialect)), answer_by=answer_by)
         except AlreadyThere as error:
             # Another client has made it just now; or it is something else that has the name: on PostgreSQL a type.
-            look = Statement(f"SELECT 1 FROM {table.quoted(dialect)} WHERE 1 = 0", once=True)
+            look = Statement(f"SELECT 1 FROM {table.quoted(dialect)} WHERE 1 = 0")
             try:
                 await database.run(look, again=True, answer_by=answer_by)
             except MissingTable:
@@ -245,7 +245,7 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
             dialect = database.dialect.name
             text = f"ALTER TABLE {table.quoted(dialect)} ADD COLUMN {column.spec(dialect)}"
             with suppress(AlreadyThere):  # others may add it at the same time
-                await database.run(Statement(text, once=True))
+                await database.run(Statement(text))
         names = ", ".join(column.name for column in missing)
         changes.append(f"table {table.fullname} " + (f"lacked {names}: added" if missing else "is as it should be"))
     return changes
@@ -280,7 +280,7 @@ async def drop(database: Database, tables: Iterable[Table]) -> None:
         name = table.quoted(database.dialect.name)
         columns = ", ".join(column.name for column in table.columns if not column.beyond_locks)
         with suppress(MissingTable):  # what has other columns is no table of lockkit's
-            await database.run(Statement(f"SELECT {columns} FROM {name} WHERE 1 = 0", once=True), again=True)
+            await database.run(Statement(f"SELECT {columns} FROM {name} WHERE 1 = 0"), again=True)
             await database.run(Statement(f"DROP TABLE IF EXISTS {name}"), again=True)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockkit import validation
-from lockkit.backends.sql.connection import Connection, Driver, Parameter, Result, Statement, Worker, end_quietly
+from lockkit.backends.sql.connection import Connection, Driver, Parameter, Result, Statement, end_quietly
 from lockkit.backends.sql.dialect import SQLITE_LOCK_SECONDS
 from lockkit.errors import ConfigurationError
 from lockkit.file_systems import find_flaw_on_the_way
@@ -87,31 +87,19 @@ class SqliteConnection(Connection):
         self._cursor: sqlite3.Cursor | None = dbapi.cursor()
         self._path = path
         self._file = file
-        self._worker = None if self._blocking else Worker(runtime)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        if self._worker is None:
-            return self._run(statement, parameters)
-        return await self._worker.call(partial(self._run, statement, parameters), seconds)
+        return await self._call(partial(self._run, statement, parameters), seconds)
 
     def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        text, order = statement.spelled("qmark")
         cursor = self._cursor
         assert cursor is not None
-        cursor.execute(text, order(parameters))
+        cursor.execute(statement.numbered, tuple(parameters))
         rows = cursor.fetchall() if cursor.description else ()
         if self.stale:
             message = f"{self._path} was removed or replaced while it was in use"
             raise ConnectionAbortedError(message)
         return Result(rows, cursor.rowcount, 0)
-
-    async def finish(self, seconds: float) -> None:
-        if self._worker is not None:
-            await self._worker.finish(seconds)
-            return
-        # After Ctrl-C lockkit cannot know how far the statement has come.
-        message = "interrupted in the middle of a statement"
-        raise ConnectionAbortedError(message)
 
     @property
     def stale(self) -> bool:

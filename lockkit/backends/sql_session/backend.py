@@ -247,7 +247,6 @@ class SessionBackend(SqlBackend):
     async def _first_attempt(self, request: Request, claim: Claim, limit: int) -> Taken | None:
         """Try at once, on a session of its own; None with a session: it is busy; None without: begin anew."""
         if claim.session is None:
-            await self._sessions.end_left_waiting(request.answer_by)
             claim.session = await self._sessions.take(request.answer_by)
         session = claim.session
         session.answer_by = request.answer_by
@@ -255,7 +254,8 @@ class SessionBackend(SqlBackend):
             if not claim.sent:
                 key = await self._locking.key(session.run, request.name)
                 if key is None:
-                    await self._make_tables(request, claim, None)
+                    await self._sessions.give_up(claim, request.answer_by)
+                    await self._locking.make_tables(None, request.answer_by)
                     return None
                 claim.key = key._replace(shared=request.mode == "shared")
             claim.sent = True
@@ -264,29 +264,34 @@ class SessionBackend(SqlBackend):
             await self._sessions.give_up(claim, request.answer_by)
             raise
         except self.database.driver_errors as error:
-            await self._attempt_failed(request, claim, session, error)
+            await self._failed_to_lock(request, claim, session, error, queued=False)
             return None
 
-    async def _attempt_failed(self, request: Request, claim: Claim, session: Session, error: BaseException) -> None:
-        """Give up the session after an error; return to begin anew, or raise it."""
+    async def _failed_to_lock(
+        self, request: Request, claim: Claim, session: Session, error: BaseException, *, queued: bool
+    ) -> None:
+        """
+        Give up a session after an error; return to begin anew, or raise it.
+
+        In the queue: a limit of the server's, or an administrator's cancel. The grant may have raced with that, and may
+        have ended. Where the server was demoted a new session finds the one that took over.
+        """
         kind = self.database.kind(error)
-        if kind == "no table":
-            await self._make_tables(request, claim, error)
-        elif kind in CONFLICTS or kind == "locked":
+        anew = CONFLICTS | {"no table"} | ({"locked", "timeout", "read-only"} if queued else set())
+        if kind in anew | {"locked"} and not session.unanswered:
             await self._sessions.give_up(claim, request.answer_by)
+            if kind == "no table":
+                await self._locking.make_tables(error, request.answer_by)
+            if kind in anew:
+                return
         else:
             kept = session.connection.used > 0
             self._sessions.lose(claim)
             if kind == "read-only":
                 self._sessions.drop_idle()
-            if kept and kind in {"connection", "read-only"}:  # a new session finds the server that took over
+            if not queued and kept and kind in {"connection", "read-only"}:
                 return
-        if kind not in CONFLICTS | {"no table"}:
-            raise self.database.translate(error) from error
-
-    async def _make_tables(self, request: Request, claim: Claim, error: BaseException | None) -> None:
-        await self._sessions.give_up(claim, request.answer_by)
-        await self._locking.make_tables(error, request.answer_by)
+        raise self.database.translate(error) from error
 
     async def _enqueue(self, request: Request, claim: Claim, session: Session, limit: int) -> None:
         """The lock is busy: join the queue, or leave."""
@@ -336,25 +341,10 @@ class SessionBackend(SqlBackend):
                 return await self._locking.prove(session, claim.key, limit, request, identity)
         except self.database.driver_errors as error:
             claim.queued = False
-            await self._given_up(request, claim, session, error)
+            await self._failed_to_lock(request, claim, session, error, queued=True)
         else:
             await self._sessions.give_up(claim, request.answer_by)
         return None
-
-    async def _given_up(self, request: Request, claim: Claim, session: Session, error: BaseException) -> None:
-        """
-        Give up a session after an error, to begin anew; raise it if the session does not answer.
-
-        A limit of the server's, or an administrator's cancel: the grant may have raced with that, and may have ended.
-        Or the server was demoted: a new session finds the one that took over.
-        """
-        kind = self.database.kind(error)
-        if session.unanswered or kind not in CONFLICTS | {"locked", "timeout", "no table", "read-only"}:
-            self._sessions.lose(claim)
-            raise self.database.translate(error) from error
-        await self._sessions.give_up(claim, request.answer_by)
-        if kind == "no table":
-            await self._locking.make_tables(error, request.answer_by)
 
     async def _token(self, request: Request, claim: Claim, session: Session, taken: Taken) -> int | None:
         """Return the token of what was taken, and write the lease if that is still to be done."""
@@ -377,7 +367,7 @@ class SessionBackend(SqlBackend):
         try:
             await session.answer()
         except self.database.driver_errors as error:
-            await self._given_up(request, claim, session, error)
+            await self._failed_to_lock(request, claim, session, error, queued=True)
             return False
         return True
 

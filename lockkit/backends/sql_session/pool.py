@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 
 from lockkit.backends.sql.connection import take_last
@@ -12,8 +11,6 @@ from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.session import Claim, Session
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Runtime
-
-log = logging.getLogger("lockkit")
 
 KEPT_MAX = 10
 """Sessions kept for the next locks. More take places of the server's from others; with fewer, a client that takes
@@ -35,9 +32,6 @@ class Sessions:
     Each is one connection to the server. An application's engine says by the size of its pool how many connections it
     may have, so that number is kept to there; elsewhere ``pool_size`` says it.
 
-    A server that waits for a lock does not check whether its client is still there, and no ttl ends a waiter. So a
-    session whose end the server did not confirm is remembered, and ended later.
-
     Attributes:
         closed: Nothing is kept any more.
     """
@@ -49,7 +43,6 @@ class Sessions:
         self._locking = locking
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
-        self._left_waiting: set[Claim] = set()
         self._all: set[Session | object] = set()
         self.closed = False
 
@@ -130,7 +123,6 @@ class Sessions:
     def detach(self, claim: Claim) -> Session | None:
         """Take the session from a claim."""
         session, claim.session, claim.queued = claim.session, None, False
-        self._left_waiting.discard(claim)
         return session
 
     def lose(self, claim: Claim) -> None:
@@ -150,8 +142,9 @@ class Sessions:
         except BaseException as error:
             failed = isinstance(error, (LockError, *self._database.driver_errors))
             if claim.queued and (session.dropped or not session.answered):
+                # A server that waits for a lock may not check whether its client is still there: the claim keeps the
+                # session, for another call that has its end confirmed.
                 self.drop(session)
-                self._left_waiting.add(claim)
                 if failed and not isinstance(error, LockError):
                     raise self._database.translate(error) from error
                 raise
@@ -173,15 +166,6 @@ class Sessions:
         await self.discard_answer(session)
         if claim.sent:
             await self._locking.leave(session)
-
-    async def end_left_waiting(self, answer_by: float) -> None:
-        """End the sessions that were left waiting. The engine tries that for a ttl only, and no ttl ends a waiter."""
-        for claim in list(self._left_waiting):
-            try:
-                await self.give_up(claim, answer_by)
-            except LockError as error:
-                log.debug("ending a session that was left waiting at %s: %s", self._database.url, error)
-                return
 
     async def _end_wait(self, session: Session, answer_by: float) -> None:
         """

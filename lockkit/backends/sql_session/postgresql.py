@@ -284,7 +284,6 @@ class PostgresqlRowLocking(_PostgresqlLocking):
 
 
 _FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1)")
-_FREE_TWICE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock($1)")
 # A writer that was to become a reader, if the answer to that was lost, may have either lock.
 _FREE_SHARED = Statement(
     "COMMIT;SELECT pg_advisory_unlock_shared($1) OR pg_advisory_unlock($1), pg_advisory_unlock_all()"
@@ -310,24 +309,24 @@ class PostgresqlAdvisoryLocking(_PostgresqlLocking):
         super().__init__(database, name, auto_create=auto_create)
         (leases,) = self.quoted
         now = database.dialect.now_us
-        taking = "EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN"
-        sharing = "EXECUTE lockkit_read ($1, $3, $4, $5, $6);COMMIT AND CHAIN"
+        # Whether the session has the lock from the queue already, in whose transaction it goes on then: its COMMIT also
+        # takes back the limit for waiters.
+        taking = "EXECUTE lockkit_try ($1, $3, $4, $5, {0});COMMIT AND CHAIN".format
+        sharing = "EXECUTE lockkit_read ($1, $3, $4, $5, {0}, $6);COMMIT AND CHAIN".format
         trying = "SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock{0}($1) THEN {1} END"
         self._make_beginning(
-            f"(bigint, text, text, text) AS INSERT INTO {leases} AS l {_LEASE_COLUMNS}"
-            f" SELECT $2, $3, {now}, {now}, pg_backend_pid(), $4 WHERE pg_try_advisory_lock($1)"
+            f"(bigint, text, text, text, boolean) AS INSERT INTO {leases} AS l {_LEASE_COLUMNS}"
+            f" SELECT $2, $3, {now}, {now}, pg_backend_pid(), $4 WHERE $5 OR pg_try_advisory_lock($1)"
             f"{_UPDATE_LEASE} RETURNING token",
-            f"(bigint, text, text, text, text) AS WITH counted AS (INSERT INTO {leases} AS l"
-            f" {_LEASE_COLUMNS} SELECT $2, '', {now}, {now}, 0, '' WHERE pg_try_advisory_lock_shared($1){_COUNT_READER}"
+            f"(bigint, text, text, text, boolean, text) AS WITH counted AS (INSERT INTO {leases} AS l {_LEASE_COLUMNS}"
+            f" SELECT $2, '', {now}, {now}, 0, '' WHERE $5 OR pg_try_advisory_lock_shared($1){_COUNT_READER}"
             f" RETURNING token, granted_at_us) INSERT INTO {leases} AS l {_LEASE_COLUMNS}"
-            " SELECT $5 || pg_backend_pid(), $3, token, granted_at_us, pg_backend_pid(), $4 FROM counted"
+            " SELECT $6 || pg_backend_pid(), $3, token, granted_at_us, pg_backend_pid(), $4 FROM counted"
             f"{_UPDATE_SHARE} RETURNING token",
-            own=(taking, sharing),
+            own=(taking("false"), sharing("false")),
             pooled=(trying.format("", now), trying.format("_shared", now)),
         )
-        # By a session that has the lock from the queue already: a session may have it twice. It goes on in the
-        # transaction in which it waited, whose COMMIT also takes back the limit for waiters.
-        self._take = {False: Statement(taking), True: Statement(sharing)}
+        self._take = {False: Statement(taking("true")), True: Statement(sharing("true"))}
         offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
         # Behind a pooler the lease is written on another connection, which compares this time.
         identity = f"SELECT pg_backend_pid(), {now}"
@@ -337,15 +336,14 @@ class PostgresqlAdvisoryLocking(_PostgresqlLocking):
             (True, False): Statement(f"{offer};SELECT pg_advisory_xact_lock($1);{identity}"),
             (True, True): Statement(f"{offer};SELECT pg_advisory_xact_lock_shared($1);{identity}"),
         }
-        # By whether the session has the lock twice. The shared lock does not wait, even with waiters: PostgreSQL puts a
-        # session that holds before those that wait for it.
-        downgrading = (
+        # The shared lock does not wait, even with waiters: PostgreSQL puts a session that holds before those that wait
+        # for it.
+        self._downgrade = Statement(
             f"COMMIT;BEGIN;SELECT pg_advisory_lock_shared($1);INSERT INTO {leases} AS l {_LEASE_COLUMNS}"
             f" SELECT $5 || pg_backend_pid(), owner, token, granted_at_us, session, metadata FROM {leases}"
             f" WHERE name = $3 AND owner = $4{_UPDATE_SHARE};COMMIT AND CHAIN;"
             "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_unlock($1)"
         )
-        self._downgrades = {False: Statement(downgrading), True: Statement(f"{downgrading}, pg_advisory_unlock($1)")}
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
@@ -397,7 +395,6 @@ class PostgresqlAdvisoryLocking(_PostgresqlLocking):
         return (key.name, request.owner, request.metadata, self.shares_key(key))
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
-        session.doubled = False
         result = await self._begin(session, key, key.number, limit, *self._lease(key, request))
         if session.pooled:
             identity = self.granted(session, result)
@@ -416,14 +413,12 @@ class PostgresqlAdvisoryLocking(_PostgresqlLocking):
     async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
         if session.pooled:
             return await super().prove(session, key, limit, request, identity)
-        session.doubled = True
         result = await session.run(self._take[key.shared], (key.number, limit, *self._lease(key, request)))
         return (identity, result.rows[0][0]) if result.rows else None
 
     async def downgrade(self, session: Session, key: Key, limit: int, owner: str) -> None:
         parameters = (key.number, limit, key.name, owner, self.shares_key(key))
-        await session.run(self._downgrades[session.doubled], parameters)
-        session.doubled = False
+        await session.run(self._downgrade, parameters)
 
     async def leave(self, session: Session) -> None:
         await super().leave(session)
@@ -434,5 +429,5 @@ class PostgresqlAdvisoryLocking(_PostgresqlLocking):
         if session.pooled:
             return await super().free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
-        statement = _FREE_SHARED if key.shared else _FREE_TWICE if session.doubled else _FREE
+        statement = _FREE_SHARED if key.shared else _FREE
         return bool((await session.run(statement, (key.number,))).rows[0][0])

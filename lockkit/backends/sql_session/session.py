@@ -65,19 +65,16 @@ class Session:
     One session.
 
     Attributes:
-        connection: Its connection.
         pid: The server's number for it, as KILL takes it; 0 until known.
         started: When it began by the server's clock, to tell it from a later one with the same `pid`; 0 if not known.
         limit: MariaDB and MySQL: how long the server lets it idle, seconds; None: lockkit has to set it.
         planned: PostgreSQL: the statements that lock were prepared.
-        doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
         renewing: The limit in that statement, if it is a renewal.
         sent_at: Before a statement was sent last, client monotonic clock: from then on the ttl of a renewal counts,
             however late its answer is read.
         dropped: lockkit closed it, in whatever state it was.
         answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
-        turn: Decides which thread or task may use the session.
     """
 
     def __init__(self, connection: Connection, runtime: Runtime) -> None:
@@ -86,7 +83,6 @@ class Session:
         self.started = 0
         self.limit: int | None = None
         self.planned = False
-        self.doubled = False
         self.unanswered = False
         self.renewing: int | None = None
         self.sent_at = runtime.now()

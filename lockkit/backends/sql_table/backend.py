@@ -181,7 +181,6 @@ class SqlTableBackend(SqlBackend):
     _statements_class: ClassVar[type[Statements]]
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self.tables = [locks(options["table"])]
         self._auto_create: bool = options["auto_create"]
@@ -463,22 +462,16 @@ class SqlTableBackend(SqlBackend):
             log.debug("could not remove idle rows at %s: %s", self.url, error)
 
     async def _run(
-        self,
-        statement: Statement,
-        parameters: Sequence[Parameter],
-        *,
-        again: bool = True,
-        answer_by: float = inf,
-        urgent: bool = False,
-        acquiring: bool = False,
-    ) -> Result:
+        self, statement: Statement, parameters: Sequence[Parameter], *, again: bool = True, acquiring: bool = False,
+        **how: Any,
+    ) -> Result:  # fmt: skip
         """
         See `Database.run`.
 
         A table that is not there, or was dropped, has no rows; only an acquisition gets `MissingTable`, and makes it.
         """
         try:
-            return await self.database.run(statement, parameters, again=again, answer_by=answer_by, urgent=urgent)
+            return await self.database.run(statement, parameters, again=again, **how)
         except MissingTable:
             if acquiring:
                 raise

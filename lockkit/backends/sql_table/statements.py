@@ -161,17 +161,17 @@ class Statements(ABC):
         del wanted
         return change
 
-    def _written(self, text: str, *, once: bool = False) -> Statement:
+    def _written(self, text: str) -> Statement:
         for word, meaning in self._words.items():
             text = text.replace(word, meaning)
-        return Statement(text, once=once)
+        return Statement(text)
 
     def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
         """Return what gives the statement for so many names; that for one is kept, and so prepared."""
         single = self._written(text_of(1))
         if text_of(1) == text_of(2):  # a list is one parameter
             return lambda _: single
-        return lambda count: single if count == 1 else self._written(text_of(count), once=True)
+        return lambda count: single if count == 1 else self._written(text_of(count))
 
     def many(self, *lists: Sequence[str]) -> list[Parameter]:
         """Return the parameters of a statement for many: lists of equal length."""

@@ -41,7 +41,6 @@ class PostgresqlTable(SqlTableBackend):
     _statements: PostgresqlStatements
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self._listener = WakeupListener(host.runtime, database, self.tables[0].name)
 
@@ -108,7 +107,6 @@ class _PollingTable(SqlTableBackend):
     """A database that cannot notify waiters: they poll."""
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self._paces = Paces()
 

@@ -15,7 +15,7 @@ from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.sqlite import SqliteDriver
-from lockkit.runtime import AsyncioRuntime, Runtime
+from lockkit.runtime import AsyncioRuntime
 
 PATIENCE = 60.0
 OTHERS = [f"caller {number}" for number in range(6)]
@@ -54,54 +54,48 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return made
 
 
-class TestQueue:
+def test_renewals_go_first(tmp_path: Path, gate: threading.Event) -> None:
     """SQLite has one writer, so a client has one connection, and its callers queue."""
 
-    def test_renewals_go_first_with_tasks(self, tmp_path: Path, gate: threading.Event) -> None:
-        """The same with tasks."""
+    async def main() -> None:
+        database = opened(tmp_path)
+        tasks = [asyncio.create_task(database.run(GATE))]
+        await asyncio.to_thread(Connection.reached.wait, PATIENCE)
+        tasks += [asyncio.create_task(database.run(NOTE, [caller])) for caller in OTHERS]
+        await asyncio.sleep(20 * CHECK_SECONDS)
+        tasks.append(asyncio.create_task(database.run(NOTE, ["renewal"], urgent=True)))
+        await asyncio.sleep(20 * CHECK_SECONDS)
+        gate.set()
+        await asyncio.gather(*tasks)
+        await database.close()
 
-        async def main() -> None:
-            database = opened(tmp_path, AsyncioRuntime())
-            tasks = [asyncio.create_task(database.run(GATE))]
-            await asyncio.to_thread(Connection.reached.wait, PATIENCE)
-            tasks += [asyncio.create_task(database.run(NOTE, [caller])) for caller in OTHERS]
-            await asyncio.sleep(20 * CHECK_SECONDS)
-            tasks.append(asyncio.create_task(database.run(NOTE, ["renewal"], urgent=True)))
-            await asyncio.sleep(20 * CHECK_SECONDS)
-            gate.set()
-            await asyncio.gather(*tasks)
-            await database.close()
-
-        asyncio.run(main())
-        assert Connection.noted == ["renewal", *OTHERS]
+    asyncio.run(main())
+    assert Connection.noted == ["renewal", *OTHERS]
 
 
-class TestCancelled:
-    """A statement goes on at the server when its caller is cancelled."""
+def test_statement_that_undoes_a_cancelled_one_does_not_overtake_it(tmp_path: Path, gate: threading.Event) -> None:
+    """It goes on at the server. However often its caller is cancelled: anyio does so until the task ends."""
 
-    def test_statement_that_undoes_it_does_not_overtake_it(self, tmp_path: Path, gate: threading.Event) -> None:
-        """However often its caller is cancelled: anyio does so until the task ends."""
+    async def main() -> None:
+        database = opened(tmp_path)
+        task = asyncio.create_task(database.run(GATE))
+        await asyncio.to_thread(Connection.reached.wait, PATIENCE)
+        for _ in range(5):
+            await asyncio.sleep(CHECK_SECONDS)
+            task.cancel()
+        await asyncio.wait([task], timeout=20 * CHECK_SECONDS)
+        ended_early = task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not ended_early
+        assert len(database._idle) == 1
+        await database.close()
 
-        async def main() -> None:
-            database = opened(tmp_path, AsyncioRuntime())
-            task = asyncio.create_task(database.run(GATE))
-            await asyncio.to_thread(Connection.reached.wait, PATIENCE)
-            for _ in range(5):
-                await asyncio.sleep(CHECK_SECONDS)
-                task.cancel()
-            await asyncio.wait([task], timeout=20 * CHECK_SECONDS)
-            ended_early = task.done()
-            gate.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert not ended_early
-            assert len(database._idle) == 1
-            await database.close()
-
-        asyncio.run(main())
+    asyncio.run(main())
 
 
-def opened(directory: Path, runtime: Runtime) -> Database:
+def opened(directory: Path) -> Database:
     """Return a database whose connections have the two functions."""
     driver = SqliteDriver(f"{directory}/locks.db", {"factory": Connection}, adopted=False)
-    return Database(driver, dialect_named("sqlite"), runtime, url="sqlite", label="sqlite")
+    return Database(driver, dialect_named("sqlite"), AsyncioRuntime(), url="sqlite", label="sqlite")

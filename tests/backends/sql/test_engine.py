@@ -21,6 +21,11 @@ from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.tries import have_time_to_answer
 
 PATIENCE = 60.0
+DRIVERS = {
+    "postgresql": ["psycopg", "psycopg_async", "psycopg2", "pg8000", "asyncpg"],
+    "mariadb": ["pymysql", "aiomysql", "asyncmy"],
+    "sqlite": ["pysqlite", "aiosqlite"],
+}
 ASYNC = {"asyncpg", "psycopg_async", "aiomysql", "asyncmy", "aiosqlite"}
 
 
@@ -38,40 +43,28 @@ def engine_of(url: str, driver: str, **options: Any) -> Any:  # noqa: ANN401 - o
     return make(f"{scheme}+{driver}:{rest}", **options)
 
 
-def lock_on_both_faces(engine: Any, **options: Any) -> None:  # noqa: ANN401 - of either kind
+def lock_on_both_faces(engine: Any) -> None:  # noqa: ANN401 - of either kind
     """Lock with a client for threads, and with one for asyncio; they exclude each other."""
 
     async def try_it() -> bool:
-        async with lockkit.aio.from_client(engine, **options) as client:
+        async with lockkit.aio.from_client(engine) as client:
             lease = await client.lock("x").try_acquire()
             if lease is not None:
                 await lease.release()
             return lease is not None
 
-    with lockkit.from_client(engine, **options) as client:
+    with lockkit.from_client(engine) as client:
         with client.lock("x", ttl=600, timeout=PATIENCE):
             assert not asyncio.run(try_it())
         assert asyncio.run(try_it())
 
 
-@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg_async", "psycopg2", "pg8000", "asyncpg"])
-def test_engine_for_postgresql(postgresql: PostgresServer, driver: str, mode: str) -> None:
+@pytest.mark.parametrize("driver", [driver for drivers in DRIVERS.values() for driver in drivers])
+def test_engine_of_each_driver(driver: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Each driver of SQLAlchemy's."""
-    lock_on_both_faces(engine_of(postgresql.url, driver), mode=mode)
-
-
-@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
-@pytest.mark.parametrize("driver", ["pymysql", "aiomysql", "asyncmy"])
-def test_engine_for_mariadb(mariadb: MariaServer, driver: str, mode: str) -> None:
-    """The same."""
-    lock_on_both_faces(engine_of(mariadb.url, driver), mode=mode)
-
-
-@pytest.mark.parametrize("driver", ["pysqlite", "aiosqlite"])
-def test_engine_for_sqlite(tmp_path: Path, driver: str) -> None:
-    """The same."""
-    lock_on_both_faces(engine_of(f"sqlite:///{tmp_path}/x.db", driver))
+    (kind,) = (kind for kind, drivers in DRIVERS.items() if driver in drivers)
+    url = f"sqlite:///{tmp_path}/x.db" if kind == "sqlite" else request.getfixturevalue(kind).url
+    lock_on_both_faces(engine_of(url, driver))
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])

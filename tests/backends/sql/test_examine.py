@@ -20,7 +20,7 @@ from lockkit.doctor import Severity, examine
 from lockkit.runtime import wall_clock
 from lockkit.url import parse
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, wait_until
-from tests.backends.sql.galera import galera_node, needs_galera
+from tests.backends.sql_table.support import Standby
 from tests.doctor.support import SECRET, complaints, found
 
 
@@ -33,23 +33,6 @@ def lock_once(url: str) -> None:
 def as_user(url: str, user: str) -> str:
     """The same server for somebody else with the same password."""
     return url.replace(f"{urlsplit(url).username}:", f"{user}:", 1)
-
-
-class Standby(PostgresServer):
-    """A copy of a server that follows it."""
-
-    def __init__(self, primary: PostgresServer) -> None:
-        super().__init__(password=primary.password, durable=True, settings=primary.settings)
-        self._primary = primary
-
-    def _make_cluster(self) -> None:
-        primary = self._primary
-        where = ("-h", primary.host, "-p", str(primary.port), "-U", "postgres")
-        copy = str(self._program("pg_basebackup"))
-        self.run(
-            *(copy, *where, "-D", str(self.data), "--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
-            PGPASSWORD=primary.password or "",
-        )
 
 
 @pytest.fixture(scope="module")
@@ -89,17 +72,15 @@ def test_silent_in_every_mode(postgres: PostgresServer, maria: MariaServer) -> N
             assert SECRET not in repr(diagnosis)
 
 
-def test_postgresql_fsync_off(postgres: PostgresServer) -> None:
-    """As only test servers have it."""
-    with altered(postgres, "fsync", "off"):
-        assert found(postgres.url)["postgresql-fsync-off"].check.severity is Severity.ERROR
-
-
-def test_postgresql_read_only(postgres: PostgresServer) -> None:
-    """By the default of the user."""
-    with altered(postgres, "default_transaction_read_only", "on"):
-        findings = found(postgres.url)
-    assert set(findings) == {"sql-read-only"}
+@pytest.mark.parametrize(
+    ("name", "value", "id_"),
+    [("fsync", "off", "postgresql-fsync-off"), ("default_transaction_read_only", "on", "sql-read-only")],
+)
+def test_postgresql_settings(postgres: PostgresServer, name: str, value: str, id_: str) -> None:
+    """One wrong setting is one finding."""
+    with altered(postgres, name, value):
+        assert found(postgres.url)[id_].check.severity is Severity.ERROR
+    assert found(postgres.url) == {}
 
 
 def test_postgresql_connections_nearly_used_up(postgres: PostgresServer) -> None:
@@ -145,10 +126,9 @@ def test_postgresql_table_of_another_version(postgres: PostgresServer) -> None:
     assert finding.fix != f"lockkit migrate {url}"  # which a shell would run in the background
 
 
-def test_postgresql_without_password() -> None:
+def test_postgresql_without_password(postgresql: PostgresServer) -> None:
     """Trust in pg_hba.conf, and a server that does not flush: what a test server has."""
-    with PostgresServer() as server:
-        assert set(found(server.url)) == {"postgresql-fsync-off", "sql-no-password", "sql-table-to-be-made"}
+    assert set(found(postgresql.url)) == {"postgresql-fsync-off", "sql-no-password", "sql-table-to-be-made"}
 
 
 def test_postgresql_behind_a_pooler(postgres: PostgresServer) -> None:
@@ -269,15 +249,6 @@ def test_mariadb_table_without_row_locks(maria: MariaServer) -> None:
         maria.execute("ALTER TABLE lockkit.lockkit_locks ENGINE = InnoDB")
 
 
-@needs_galera
-def test_node_of_a_galera_cluster() -> None:
-    """Only for the modes whose locks one node alone knows."""
-    with galera_node() as node:
-        lock_once(node.url)
-        for mode in ("table", "row", "advisory"):
-            assert ("mysql-galera" in found(f"{node.url}?mode={mode}")) == (mode != "table")
-
-
 def test_mariadb_rights_missing(maria: MariaServer) -> None:
     """Names what is missing, and the command that gives it."""
     maria.execute(f"CREATE USER few IDENTIFIED BY '{SECRET}'; GRANT SELECT, INSERT ON lockkit.lockkit_locks TO few")
@@ -324,29 +295,15 @@ def test_sqlite_in_a_wrong_place(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
-def test_sqlite_that_others_may_write_to(tmp_path: Path) -> None:
-    """By its mode."""
+def test_sqlite_that_others_may_write_to_or_on_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its mode, and by what the kernel calls its file system."""
     url = f"sqlite:///{tmp_path}/locks.db"
     lock_once(url)
     (tmp_path / "locks.db").chmod(0o666)
-
     assert set(found(url)) == {"sqlite-writable-by-others"}
 
-
-def test_sqlite_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the kernel calls it."""
     monkeypatch.setattr(sql_examine, "kind_of_file_system", lambda device: "cifs")  # noqa: ARG005
-
-    assert "cifs" in found(f"sqlite:///{tmp_path}/locks.db")["sqlite-network"].seen
-
-
-def test_sqlite_file_with_another_table(tmp_path: Path) -> None:
-    """A table of that name that is none of lockkit's."""
-    with sqlite3.connect(tmp_path / "app.db") as connection:
-        connection.execute("CREATE TABLE lockkit_locks (name TEXT)")
-    connection.close()
-
-    assert "expires_at_us" in found(f"sqlite:///{tmp_path}/app.db")["sql-columns-missing"].seen
+    assert "cifs" in found(url)["sqlite-network"].seen
 
 
 def test_table_that_is_enough_for_locks(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -14,39 +14,32 @@ from lockkit_tools.servers import PgBouncer, PostgresServer, require, wait_until
 from tests.storage.sql.support import Base
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """One server for all tests of this module."""
-    require("postgresql", local=True)
-    with PostgresServer() as running:
-        yield running
-
-
 def base(server: PostgresServer | PgBouncer) -> Base:
     """Its database."""
     return Base("postgresql", server.url.partition("://")[2])
 
 
 @pytest.mark.parametrize(("mode", "least", "most"), [("table", 1, 5), ("row", 20, 24), ("advisory", 20, 24)])
-def test_connections_of_twenty_held_locks(server: PostgresServer, mode: str, least: int, most: int) -> None:
-    """A held lock is a row in one mode, and a connection in the others."""
+def test_connections_of_twenty_held_locks(postgresql: PostgresServer, mode: str, least: int, most: int) -> None:
+    """A held lock is a row in one mode, and a connection in the others; also if all are wanted at once."""
     asked = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-    wait_until(lambda: None if server.execute(asked) == "1" else "others are still connected", timeout=30.0)
-    with lockkit.connect(f"{server.url}?mode={mode}") as client:
-        leases = [client.lock(f"x{number}", ttl=60).acquire(timeout=30) for number in range(20)]
+    wait_until(lambda: None if postgresql.execute(asked) == "1" else "others are still connected", timeout=30.0)
+    with lockkit.connect(f"{postgresql.url}?mode={mode}") as client:
+        with ThreadPoolExecutor(20) as pool:
+            leases = list(pool.map(lambda number: client.lock(f"x{number}", ttl=60).acquire(timeout=30), range(20)))
 
-        assert least <= int(server.execute(asked)) - 1 <= most  # -1: who asks
+        assert least <= int(postgresql.execute(asked)) - 1 <= most  # -1: who asks
         for lease in leases:
             lease.release()
 
 
-def test_lock_released_before_the_commit_lets_the_next_one_read_old_data(server: PostgresServer) -> None:
+def test_lock_released_before_the_commit_lets_the_next_one_read_old_data(postgresql: PostgresServer) -> None:
     """Why a lock that protects what a transaction does has to end with the transaction, or after it."""
-    with base(server).engine() as engine:
+    with base(postgresql).engine() as engine:
         with engine.begin() as connection:
             connection.execute(sa.text("CREATE TABLE stock AS SELECT 1 AS pieces"))
         sold = 0
-        with lockkit.connect(server.url) as client, engine.connect() as one, engine.connect() as two:
+        with lockkit.connect(postgresql.url) as client, engine.connect() as one, engine.connect() as two:
             for connection in (one, two):
                 with client.lock("stock"):
                     if connection.execute(sa.text("SELECT pieces FROM stock")).scalar_one() > 0:
@@ -69,14 +62,14 @@ def test_lock_released_before_the_commit_lets_the_next_one_read_old_data(server:
         assert sold == 1
 
 
-def test_lock_in_a_transaction_behind_a_pooler(server: PostgresServer) -> None:
+def test_lock_in_a_transaction_behind_a_pooler(postgresql: PostgresServer) -> None:
     """In transaction mode, pgbouncer keeps a server connection for a transaction, and so for its locks."""
     require("pgbouncer", local=True)
     # What SQLAlchemy recommends behind a pooler.
     options = {"poolclass": NullPool, "connect_args": {"prepare_threshold": None}}
     tokens = []
     with (
-        PgBouncer(server, pool_mode="transaction", pool_size=2) as pooler,
+        PgBouncer(postgresql, pool_mode="transaction", pool_size=2) as pooler,
         base(pooler).engine(**options) as engine,
     ):
         for _ in range(3):

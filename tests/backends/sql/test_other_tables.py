@@ -31,14 +31,16 @@ OTHER = "has something else of this name: give another table="
 
 
 @contextmanager
-def made(server: PostgresServer | MariaServer, what: str, definition: str) -> Iterator[None]:
+def made(url: str, what: str, definition: str) -> Iterator[None]:
     """Have something named ``thing`` meanwhile."""
-    server.execute(f"CREATE {what} thing {definition}")
+    look = Look(url)
+    look.run("CREATE TABLE IF NOT EXISTS other (n int)")
+    look.run(f"CREATE {what} thing {definition}")
     try:
         yield
     finally:
-        server.execute(f"DROP {what} thing")
-        server.execute("DROP TABLE IF EXISTS thing_leases")
+        look.run(f"DROP {what} thing")
+        look.run("DROP TABLE IF EXISTS thing_leases")
 
 
 ALL_MODES = ("table", "row", "advisory")
@@ -62,38 +64,23 @@ IN_POSTGRESQL = [
         *[("postgresql", mode, *other) for mode in ALL_MODES for other in IN_POSTGRESQL],
         *[("mariadb", mode, "VIEW", f"AS SELECT {COLUMNS}", UNFIT) for mode in ALL_MODES],
         ("mariadb", "table", "SEQUENCE", "", LACKS),
+        ("sqlite", "table", "VIEW", "AS SELECT 1 AS n", LACKS),
+        ("sqlite", "table", "VIEW", f"AS SELECT {COLUMNS}", UNFIT),
+        ("sqlite", "table", "TABLE", f"AS SELECT {COLUMNS}", UNFIT),
+        ("sqlite", "table", "TABLE", "(name TEXT PRIMARY KEY)", LACKS),
+        ("sqlite", "table", "INDEX", "ON other (n)", OTHER),
     ],
 )
-def test_what_else_a_server_has_is_an_error_of_configuration(
-    request: pytest.FixtureRequest, *, kind: str, mode: str, what: str, definition: str, message: str
+def test_what_else_has_the_name_is_an_error_of_configuration(
+    request: pytest.FixtureRequest, tmp_path: Path, *, kind: str, mode: str, what: str, definition: str, message: str
 ) -> None:
     """Said at once: it was a server that ended connections, or a lock that is busy for ever."""
-    server: PostgresServer | MariaServer = request.getfixturevalue(kind)
+    url = f"sqlite:///{tmp_path}/locks.db" if kind == "sqlite" else request.getfixturevalue(kind).url
     with (
-        made(server, what, definition),
-        lockkit.connect(server.url, mode=mode, table="thing") as client,
+        made(url, what, definition),
+        lockkit.connect(url, mode=mode, table="thing") as client,
         pytest.raises(lockkit.ConfigurationError, match=message),
     ):
-        client.lock("y").acquire(PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("definition", "message"),
-    [
-        ("VIEW lockkit_locks AS SELECT 1 AS n", LACKS),
-        (f"VIEW lockkit_locks AS SELECT {COLUMNS}", UNFIT),
-        (f"TABLE lockkit_locks AS SELECT {COLUMNS}", UNFIT),
-        ("TABLE lockkit_locks (name TEXT PRIMARY KEY)", LACKS),
-        ("INDEX lockkit_locks ON other (n)", OTHER),
-    ],
-)
-def test_what_else_sqlite_has_is_an_error_of_configuration(tmp_path: Path, definition: str, message: str) -> None:
-    """The same."""
-    url = f"sqlite:///{tmp_path}/locks.db"
-    Look(url).run("CREATE TABLE other (n)")
-    Look(url).run(f"CREATE {definition}")
-
-    with lockkit.connect(url) as client, pytest.raises(lockkit.ConfigurationError, match=message):
         client.lock("y").acquire(PATIENCE)
 
 
@@ -108,7 +95,7 @@ def test_what_else_sqlite_has_is_an_error_of_configuration(tmp_path: Path, defin
 def test_migration_says_what_is_there(postgresql: PostgresServer, what: str, definition: str, message: str) -> None:
     """It does not say that it has made the table."""
     database = open_database(parse(postgresql.url), {}, {}, StubHost())
-    with made(postgresql, what, definition), pytest.raises(lockkit.ConfigurationError, match=message):
+    with made(postgresql.url, what, definition), pytest.raises(lockkit.ConfigurationError, match=message):
         drive(migrate(database, [locks("thing")]))
     drive(database.close())
 

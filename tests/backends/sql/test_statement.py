@@ -15,31 +15,25 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("text", "paramstyle", "values", "spelled", "order"),
+    ("text", "values", "filled"),
     [
         # Each parameter as often as it stands there; a percent sign that is none stays one.
-        ("SELECT $2, $1, strftime('%s', $2)", "qmark", "ab", "SELECT ?, ?, strftime('%s', ?)", "bab"),
-        ("SELECT $2, $1, strftime('%s', $2)", "format", "ab", "SELECT %s, %s, strftime('%%s', %s)", "bab"),
+        ("SELECT $2, $1, strftime('%s', $2)", "ab", "SELECT <b>, <a>, strftime('%s', <b>)"),
         # $12 is not $1 and a 2.
-        ("$12 $11 $10 $9 $8 $7 $6 $5 $4 $3 $2 $1", "qmark", "abcdefghijkl", "? ? ? ? ? ? ? ? ? ? ? ?", "lkjihgfedcba"),
+        ("$12 $11 $10 $9 $8 $7 $6 $5 $4 $3 $2 $1", "abcdefghijkl", "<l> <k> <j> <i> <h> <g> <f> <e> <d> <c> <b> <a>"),
         # One of several texts for the same values may need fewer of them.
-        ("EXECUTE p ($1)", "format", "ab", "EXECUTE p (%s)", "a"),
+        ("EXECUTE p ($1)", "ab", "EXECUTE p (<a>)"),
         # $$1 is the other statement's $1.
-        ("PREPARE p AS SELECT $$1;SET x = $2;EXECUTE p ($1)", "format", "ab",
-         "PREPARE p AS SELECT $1;SET x = %s;EXECUTE p (%s)", "ba"),
+        (
+            "PREPARE p AS SELECT $$1;SET x = $2;EXECUTE p ($1)",
+            "ab",
+            "PREPARE p AS SELECT $1;SET x = <b>;EXECUTE p (<a>)",
+        ),
     ],
-)  # fmt: skip
-def test_statement_is_spelled_as_the_driver_wants_it(
-    text: str, paramstyle: str, values: str, spelled: str, order: str
-) -> None:
-    """With the values that it has, in its order."""
-    statement = Statement(text)
-
-    found, ordered = statement.spelled(paramstyle)
-
-    assert found == spelled
-    assert tuple(ordered(values)) == tuple(order)
-    assert statement.spelled(paramstyle)[0] is found
+)
+def test_values_are_written_into_a_statement(text: str, values: str, filled: str) -> None:
+    """Those that it has, as the driver spells them."""
+    assert Statement(text).filled("<{}>".format, values) == filled.encode()
 
 
 def test_parameters_are_packed_for_postgresql() -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
 import lockkit
-import lockkit.aio
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from lockkit_tools.servers.tls import make_certificates
@@ -26,23 +25,10 @@ Url: TypeAlias = Callable[[str, str, str], str]
 """Makes a URL of a kind of server, a host and options."""
 
 
-def lock_blocking(url: str) -> None:
+def lock(url: str) -> None:
     """Take a lock."""
     with lockkit.connect(url) as client, client.lock("x", timeout=PATIENCE):
         pass
-
-
-def lock_asyncio(url: str) -> None:
-    """The same."""
-
-    async def lock() -> None:
-        async with await lockkit.aio.connect(url) as client, client.lock("x", timeout=PATIENCE):
-            pass
-
-    asyncio.run(lock())
-
-
-FACES = pytest.mark.parametrize("lock", [lock_blocking, lock_asyncio])
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +72,6 @@ def url(request: pytest.FixtureRequest, stranger: Path) -> Url:
     return made
 
 
-@FACES
 @pytest.mark.parametrize(
     ("kind", "host", "options"),
     [
@@ -102,7 +87,7 @@ def url(request: pytest.FixtureRequest, stranger: Path) -> Url:
         ("postgresql", "127.0.0.1", "sslmode=require&sslrootcert={ca}"),  # libpq then checks the authority alone
     ],
 )
-def test_server_is_accepted(url: Url, lock: Callable[[str], None], kind: str, host: str, options: str) -> None:
+def test_server_is_accepted(url: Url, kind: str, host: str, options: str) -> None:
     """The host of the URL, or whom the URL says not to verify."""
     lock(url(kind, host, options))
 
@@ -126,115 +111,44 @@ def test_server_is_accepted(url: Url, lock: Callable[[str], None], kind: str, ho
 def test_server_is_refused(url: Url, kind: str, host: str, options: str) -> None:
     """Another host than its certificate's, or an authority that is not known."""
     with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*(CERTIFICATE_VERIFY_FAILED|certificate)"):
-        lock_blocking(url(kind, host, options))
+        lock(url(kind, host, options))
 
 
-class TestMariadb:
-    """PyMySQL's names for the options."""
-
-    @FACES
-    def test_server_without_tls_is_refused(self, mariadb: MariaServer, lock: Callable[[str], None]) -> None:
-        """It may be somebody in between who says so."""
-        with Rogue(mysql_greeting(capabilities=0)) as rogue:
-            url = f"mariadb://lockkit:{SECRET}@{rogue.address}/lockkit?ssl_ca={mariadb.certificates.ca}"
-            with pytest.raises(lockkit.ConfigurationError, match="TLS"):
-                lock(url)
-        assert SECRET.encode() not in rogue.got
-        assert b"lockkit" not in rogue.got
-
-    @FACES
-    @pytest.mark.parametrize("greets", [True, False])
-    def test_password_is_not_told_in_clear_text(self, lock: Callable[[str], None], *, greets: bool) -> None:
-        """To a server that is not verified, whether it greets with that plugin or asks for it later."""
-        plugin = b"mysql_clear_password"
-        switch = packet(2, b"\xfe" + plugin + b"\0")
-        greeting = mysql_greeting(capabilities=0, plugin=plugin if greets else b"mysql_native_password")
-        clear = pytest.raises(lockkit.ConfigurationError, match="clear text")
-        with Rogue(greeting, switch) as rogue, clear:
-            lock(f"mariadb://lockkit:{SECRET}@{rogue.address}/lockkit")
-        assert SECRET.encode() not in rogue.got
-
-    def test_connections_share_one_context(self, url: Url) -> None:
-        """To make one for each takes as long as twenty statements."""
-        named = url("mariadb", "localhost", "ssl_ca={ca}&mode=advisory")
-        for each in (named, named.replace("ssl_ca=", "program_name=")):
-            with lockkit.connect(each) as client, client.lock("a") as one, client.lock("b") as two:
-                contexts = {lease._record.grant.state.session.connection.dbapi.ctx for lease in (one, two)}
-                assert len(contexts) == 1
-
-    @pytest.mark.parametrize("option", ["ssl_ca=/nowhere/ca.pem", "ssl=maybe", "ssl_cert=/nowhere/cert.pem"])
-    def test_wrong_files_are_refused_where_they_are_given(self, mariadb: MariaServer, option: str) -> None:
-        """And not when a lock is wanted."""
-        with pytest.raises(lockkit.ConfigurationError, match="ssl"):
-            lockkit.connect(f"mariadb://lockkit@{mariadb.address}/lockkit?{option}")
+def test_connections_of_mariadb_share_one_context(url: Url) -> None:
+    """To make one for each takes as long as twenty statements."""
+    named = url("mariadb", "localhost", "ssl_ca={ca}&mode=advisory")
+    with lockkit.connect(named) as client, client.lock("a") as one, client.lock("b") as two:
+        contexts = {lease._record.grant.state.session.connection.dbapi.ctx for lease in (one, two)}
+        assert len(contexts) == 1
 
 
-class TestPostgresql:
-    """libpq's options."""
+@contextmanager
+def rogue(*lines: bytes) -> Iterator[tuple[str, bytearray]]:
+    """Be somebody who wants the password: say the lines one by one, each after what comes; give address and take."""
+    got = bytearray()
 
-    @FACES
-    def test_server_without_tls_is_refused(
-        self, postgresql: PostgresServer, lock: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A certificate of an authority asks for TLS, also where the environment would do without."""
-        monkeypatch.setenv("PGSSLMODE", "prefer")
-        with Rogue(b"", b"N") as rogue, pytest.raises(lockkit.ConfigurationError, match="TLS"):
-            lock(f"postgresql://lockkit:{SECRET}@{rogue.address}/app?sslrootcert={postgresql.certificates.ca}")
-        assert b"lockkit" not in rogue.got
-
-    @FACES
-    def test_password_is_not_told_in_clear_text(self, lock: Callable[[str], None]) -> None:
-        """To a server that is not verified."""
-        clear = pytest.raises(lockkit.ConfigurationError, match="authentication method")
-        # No TLS; AuthenticationCleartextPassword.
-        with Rogue(b"", b"N", struct.pack("!cii", b"R", 8, 3)) as rogue, clear:
-            lock(f"postgresql://lockkit:{SECRET}@{rogue.address}/app")
-        assert b"lockkit" in rogue.got
-        assert SECRET.encode() not in rogue.got
-
-
-class Rogue:
-    """Somebody at the server's address who wants the password: says its lines one by one, each after what comes."""
-
-    def __init__(self, *lines: bytes) -> None:
-        """Say nothing yet."""
-        self.got = b""
-        self._lines = lines
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
+    def serve() -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 return
-            with connection:
+            with connection, suppress(OSError):  # the client has left
                 connection.settimeout(PATIENCE)
-                try:
-                    self._talk(connection)
-                except OSError:  # the client has left
-                    continue
+                for number, line in enumerate(lines):
+                    got.extend(connection.recv(65_536) if number else b"")
+                    connection.sendall(line)
+                while data := connection.recv(65_536):
+                    got.extend(data)
 
-    def _talk(self, connection: socket.socket) -> None:
-        for number, line in enumerate(self._lines):
-            if number:
-                self.got += connection.recv(65_536)
-            connection.sendall(line)
-        while data := connection.recv(65_536):
-            self.got += data
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}", got
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def packet(number: int, payload: bytes) -> bytes:
@@ -242,12 +156,40 @@ def packet(number: int, payload: bytes) -> bytes:
     return struct.pack("<I", len(payload))[:3] + bytes([number]) + payload
 
 
-def mysql_greeting(capabilities: int, plugin: bytes = b"mysql_native_password") -> bytes:
-    """Greet as MariaDB does: protocol 4.1, with plugins for the login, and what `capabilities` adds."""
-    offered = 0x0000_8208 | 0x0008_0000 | capabilities
+def mysql_greeting(plugin: bytes = b"mysql_native_password") -> bytes:
+    """Greet as MariaDB does, without TLS: protocol 4.1, with plugins for the login."""
+    offered = 0x0000_8208 | 0x0008_0000
     return packet(
         0,
         b"\x0a10.11.0-MariaDB\0" + struct.pack("<I", 7) + b"12345678\0" + struct.pack("<H", offered & 0xFFFF)
         + b"\x2d" + struct.pack("<H", 2) + struct.pack("<H", offered >> 16) + bytes([21]) + bytes(10)
         + b"123456789012\0" + plugin + b"\0",
     )  # fmt: skip
+
+
+CLEAR = b"mysql_clear_password"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "options", "message", "told"),
+    [
+        # It may be somebody in between who says that there is no TLS.
+        ("mariadb", [mysql_greeting()], "ssl_ca={ca}", "TLS", False),
+        ("postgresql", [b"", b"N"], "sslrootcert={ca}", "TLS", False),
+        # It greets with the plugin for clear text, or asks for it later.
+        ("mariadb", [mysql_greeting(CLEAR)], "", "clear text", False),
+        ("mariadb", [mysql_greeting(), packet(2, b"\xfe" + CLEAR + b"\0")], "", "clear text", True),
+        # No TLS; AuthenticationCleartextPassword.
+        ("postgresql", [b"", b"N", struct.pack("!cii", b"R", 8, 3)], "", "authentication method", True),
+    ],
+)
+def test_password_is_not_told_to_who_is_not_verified(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch, *,
+    kind: str, lines: list[bytes], options: str, message: str, told: bool,
+) -> None:  # fmt: skip
+    """A certificate of an authority asks for TLS, also where the environment would do without. `told`: the user is."""
+    monkeypatch.setenv("PGSSLMODE", "prefer")
+    with rogue(*lines) as (address, got), pytest.raises(lockkit.ConfigurationError, match=message):
+        lock(f"{kind}://lockkit:{SECRET}@{address}/app?{options.format(ca=stranger)}")
+    assert SECRET.encode() not in got
+    assert (b"lockkit" in got) == told

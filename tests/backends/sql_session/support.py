@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from lockkit import aio, url
 from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.configuration import registry
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import MariaServer, PostgresServer, wait_until
-from tests.backends.sql_table.support import Look
 from tests.backends.support import StubHost
+from tests.tries import beside
 
 MODES = ["row", "advisory"]
 TTL = 3.0
@@ -24,13 +21,7 @@ PATIENCE = 60.0
 
 @dataclass
 class ModeServer:
-    """
-    A server in one of the two modes.
-
-    Attributes:
-        server: It.
-        mode: Which.
-    """
+    """A server in one of the modes."""
 
     server: PostgresServer | MariaServer
     mode: str
@@ -48,32 +39,19 @@ class ModeServer:
     @property
     def leases(self) -> str:
         """Name of the table of leases."""
-        return "lockkit_rows_leases" if self.mode == "row" else "lockkit_advisory"
-
-    def look(self) -> Look:
-        """See the database as somebody else does."""
-        return Look(self.server.url)
+        return {"table": "lockkit_locks", "row": "lockkit_rows_leases"}.get(self.mode, "lockkit_advisory")
 
     def end(self, pid: int) -> None:
         """End a session, as an administrator does."""
         self.server.execute(f"SELECT pg_terminate_backend({pid})" if self.is_postgresql else f"KILL {pid}")
 
-    def has_session(self, pid: int) -> bool:
-        """Whether the server still has a session."""
-        where = f"pg_stat_activity WHERE pid = {pid}" if self.is_postgresql else f"processlist WHERE id = {pid}"
-        schema = "pg_catalog" if self.is_postgresql else "information_schema"
-        return self.server.execute(f"SELECT count(*) FROM {schema}.{where}") != "0"  # noqa: S608 - ours
 
-
-@contextmanager
-def running(function: Callable[[], object]) -> Iterator[list[Any]]:
-    """Run a function in a thread meanwhile; what it returns is in the list afterwards."""
-    got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(function()), daemon=True)
-    thread.start()
-    yield got
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+def queued(client: Client, name: str, *, read: bool = False, ttl: float = LONG) -> Future[Lease]:
+    """Acquire a lock in another thread; return once that waits for it."""
+    lock = client.rwlock(name, ttl=ttl).read() if read else client.lock(name, ttl=ttl)
+    got = beside(lock.acquire, PATIENCE)
+    until_waiting(client, name)
+    return got
 
 
 def pid_of(lease: Lease | aio.Lease) -> int:

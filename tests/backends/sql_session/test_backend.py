@@ -6,10 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +24,9 @@ from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.session import Key, Session
 from lockkit.runtime import drive
-from lockkit.sync import Client, Lease
+from lockkit.sync import Lease
 from lockkit.testing.witness import Witness
-from lockkit_tools.servers import MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit_tools.servers import MariaServer, PooledPostgres, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,
@@ -37,31 +35,15 @@ from tests.backends.sql_session.support import (
     ModeServer,
     open_backend,
     pid_of,
-    running,
+    queued,
     until_waiting,
     waiting_pid,
 )
 from tests.backends.sql_table.support import DRIVERS, Connect, counted, with_driver
 from tests.backends.support import StubHost, granted
-from tests.tries import busy
+from tests.tries import busy, until_renewed
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """Strict by default: what lockkit needs it must ask for."""
-    require("postgresql", local=True)
-    with PostgresServer(settings={"default_transaction_isolation": "'serializable'"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """Strict by default, too."""
-    require("mariadb", local=True)
-    with MariaServer(settings={"transaction-isolation": "SERIALIZABLE"}) as server:
-        yield server
 
 
 def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
@@ -77,18 +59,6 @@ def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     return sent
 
 
-def noting(
-    write: Callable[..., Awaitable[int | None]], note: Callable[[], None]
-) -> Callable[..., Awaitable[int | None]]:
-    """Have a function note each call before it does anything."""
-
-    async def noted(*arguments: Any) -> int | None:
-        note()
-        return await write(*arguments)
-
-    return noted
-
-
 class TestConnections:
     """A connection is the lock."""
 
@@ -98,18 +68,18 @@ class TestConnections:
         lease = client.lock("ended", ttl=LONG).acquire()
         reasons: list[str] = []
         lease.on_lost(lambda _, reason: reasons.append(reason))
-        with running(lambda: other.lock("ended", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(other, "ended")
+        waiter = queued(other, "ended")
 
-            place.end(pid_of(lease))
+        place.end(pid_of(lease))
 
-        assert got[0].token > lease.token
+        got = waiter.result(PATIENCE)
+        assert got.token > lease.token
         assert lease.wait_lost(PATIENCE)
         wait_until(lambda: None if reasons == ["session"] else f"told {reasons}")
         with pytest.raises(lockkit.LockLost):
             lease.release()
-        assert got[0].confirm()
-        got[0].release()
+        assert got.confirm()
+        got.release()
 
     def test_release_of_a_lease_whose_connection_was_ended_says_so(self, place: ModeServer, connect: Connect) -> None:
         """Before any renewal has noticed: the work was not protected to its end."""
@@ -159,19 +129,18 @@ class TestConnections:
         """An administrator's cancel, or a limit of the server's, is no grant."""
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("cancelled", ttl=LONG).acquire()
-        with running(lambda: other.lock("cancelled", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(other, "cancelled")
-            pid = waiting_pid(other, "cancelled")
+        got = queued(other, "cancelled")
+        pid = waiting_pid(other, "cancelled")
 
-            place.server.execute(f"SELECT pg_cancel_backend({pid})" if place.is_postgresql else f"KILL QUERY {pid}")
+        place.server.execute(f"SELECT pg_cancel_backend({pid})" if place.is_postgresql else f"KILL QUERY {pid}")
 
-            time.sleep(0.2)
-            assert got == []
-            assert [holder.owner for holder in client.holders("cancelled")] == [lease.owner]
-            until_waiting(other, "cancelled")
-            lease.release()
-        assert got[0].token > lease.token
-        got[0].release()
+        time.sleep(0.2)
+        assert not got.done()
+        assert [holder.owner for holder in client.holders("cancelled")] == [lease.owner]
+        until_waiting(other, "cancelled")
+        lease.release()
+        assert got.result(PATIENCE).token > lease.token
+        got.result().release()
 
     @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
     def test_free_advisory_lock_is_one_round_trip_each(
@@ -206,14 +175,18 @@ class TestConnections:
             each.lock("over", ttl=LONG, timeout=PATIENCE).acquire().release()
         lease = client.lock("over", ttl=LONG).acquire(PATIENCE)
 
-        with running(lambda: other.lock("over", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(other, "over")
-            sent = sent_from_now_on(monkeypatch)
-            with counted(monkeypatch) as beside:
-                sent_before: list[int] = []
-                monkeypatch.setattr(Locking, "write", noting(Locking.write, lambda: sent_before.append(len(sent))))
-                lease.release()
-                wait_until(lambda: None if got else "not granted yet")
+        waiter = queued(other, "over")
+        sent, sent_before = sent_from_now_on(monkeypatch), []
+        with counted(monkeypatch) as beside:
+            write = Locking.write
+
+            async def noted(self: Locking, *arguments: Any) -> int | None:
+                sent_before.append(len(sent))
+                return await write(self, *arguments)
+
+            monkeypatch.setattr(Locking, "write", noted)
+            lease.release()
+            got = waiter.result(PATIENCE)
 
         mariadb_limits = 1 if not place.is_postgresql and place.mode == "advisory" else 0
         assert len(sent) == 2 + mariadb_limits
@@ -222,56 +195,43 @@ class TestConnections:
         if place.is_postgresql:
             counts = [statement.text.count(";") + 1 for statement in sent]
             assert counts == ([1, 1] if place.mode == "row" else [2, 2])
-        assert got[0].token > lease.token
-        got[0].release()
+        assert got.token > lease.token
+        got.release()
         assert client.holders("over") == []
         client.lock("over", ttl=LONG).acquire(PATIENCE).release()
 
-    @pytest.mark.parametrize(("version", "release_count"), [("VERSION()", 1), ("'8.0.40'", 2)])
-    def test_row_of_mariadb_is_freed_in_one_message(
-        self, version: str, release_count: int, mariadb: MariaServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    def test_row_of_mysql_is_freed_in_two_messages(
+        self, mariadb: MariaServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
-        look = Statement(f"SELECT CONNECTION_ID(), {version}")
-        monkeypatch.setattr(mysql, "_LOOK", look)
+        """As if the server said that it is MySQL, which has no blocks: nothing stays locked."""
+        monkeypatch.setattr(mysql, "_LOOK", Statement("SELECT CONNECTION_ID(), '8.0.40'"))
         monkeypatch.setattr(mysql, "_NO_OTHER_LIMIT", mysql._MARIADB_NO_OTHER_LIMIT)
         client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
         client.lock("freed", ttl=LONG).acquire().release()
         sent = sent_from_now_on(monkeypatch)
 
-        lease = client.lock("freed", ttl=LONG).acquire()
-        assert len(sent) == 1
-        lease.release()
-        assert len(sent) == 1 + release_count
+        client.lock("freed", ttl=LONG).acquire().release()
 
+        assert len(sent) == 3
         assert client.holders("freed") == []
         other.lock("freed", ttl=LONG).acquire(PATIENCE).release()
 
-    def test_pool_that_is_used_up_says_so(self, place: ModeServer) -> None:
-        """Of an application's engine; when a lock is released there is room again."""
+    def test_pool_that_is_used_up_says_so(self, place: ModeServer, connect: Connect) -> None:
+        """Of an application's engine, or by ``pool_size``; when a lock is released there is room again."""
         engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), pool_size=3, max_overflow=2)
-        with lockkit.from_client(engine, mode=place.mode) as client:
-            leases = [client.lock(f"pool {number}", ttl=LONG).acquire(PATIENCE) for number in range(5)]
+        used_up = r"pool of {} connections .* is used up.*pool_size, or mode=table".format
+        with lockkit.from_client(engine, mode=place.mode) as given:
+            for client, size in ((given, 5), (connect(place.url, pool_size=2), 2)):
+                leases = [client.lock(f"pool {number}", ttl=LONG).acquire(PATIENCE) for number in range(size)]
 
-            with pytest.raises(lockkit.BackendUnavailable, match=r"pool of 5 connections .* is used up.*mode=table"):
-                client.lock("pool 5", ttl=LONG).acquire(0)
+                with pytest.raises(lockkit.BackendUnavailable, match=used_up(size)):
+                    client.lock("pool 5", ttl=LONG).acquire(0)
 
-            leases.pop().release()
-            client.lock("pool 5", ttl=LONG).acquire(PATIENCE).release()
-            for lease in leases:
-                lease.release()
+                leases.pop().release()
+                client.lock("pool 5", ttl=LONG).acquire(PATIENCE).release()
+                for lease in leases:
+                    lease.release()
         engine.dispose()
-
-    def test_pool_size_can_be_given(self, place: ModeServer, connect: Connect) -> None:
-        """Without it a client has as many connections as the server takes."""
-        unlimited, limited = connect(place.url), connect(place.url, pool_size=1)
-        leases = [unlimited.lock(f"many {number}", ttl=LONG).acquire(PATIENCE) for number in range(12)]
-
-        with limited.lock("few", ttl=LONG), pytest.raises(lockkit.BackendUnavailable, match="pool_size"):
-            limited.lock("many more", ttl=LONG).acquire(0.1)
-
-        for lease in leases:
-            lease.release()
 
 
 class TestGrants:
@@ -472,88 +432,55 @@ class TestTables:
 
         assert client.holders("x") == []
 
-    def test_table_with_a_long_name_is_refused(self, place: ModeServer) -> None:
-        """PostgreSQL would cut the name of the one beside it."""
-        with pytest.raises(lockkit.ConfigurationError, match="at most 56"):
-            lockkit.connect(f"{place.url}&table={'x' * 57}")
 
-
-class TestRights:
-    """What another login may not do."""
-
-    def test_breaking_without_the_right_says_which(self, place: ModeServer, connect: Connect) -> None:
-        """The holder keeps its lock."""
-        make_user(place)
-        holder = connect(place.url)
-        lease = holder.lock("rights", ttl=LONG).acquire()
-        scheme, _, rest = place.server.url.partition("://")
-        stranger = connect(f"{scheme}://stranger:pw-secret@{rest.partition('@')[2]}?mode={place.mode}")
-
-        with pytest.raises(lockkit.Unsupported, match=r"pg_signal_backend|CONNECTION.ADMIN") as caught:
-            stranger.break_lock("rights")
-
-        assert "pw-secret" not in str(caught.value)
-        assert lease.confirm()
-        lease.release()
-
-
-class TestPooler:
-    """pgbouncer in front of PostgreSQL."""
-
-    @pytest.mark.parametrize("pool_mode", ["transaction", "session"])
-    def test_locks_work_behind_a_pooler(self, pool_mode: Literal["transaction", "session"], connect: Connect) -> None:
-        """Everything is set for the transaction alone: nothing lands on another client's connection."""
-        require("pgbouncer", local=True)
-        with PooledPostgres(pool_mode=pool_mode, pool_size=8) as pooled:
-            for mode in MODES:
-                client, other = connect(f"{pooled.url}?mode={mode}"), connect(f"{pooled.server.url}?mode={mode}")
-                lease = held_beyond_its_ttl(client, other, "pooled")
-                with running(partial(other.lock("pooled", ttl=LONG).acquire, PATIENCE)) as got:
-                    until_waiting(other, "pooled")
-                    lease.release()
-                with running(partial(client.lock("pooled", ttl=LONG).acquire, PATIENCE)) as back:
-                    until_waiting(client, "pooled")
-                    with client.lock("pooled 2", ttl=LONG, timeout=PATIENCE):
-                        got[0].release()
-                back[0].release()
-                gone = client.lock("pooled", ttl=1.0, renew=False).acquire(PATIENCE)
-                with other.lock("pooled", ttl=LONG, timeout=PATIENCE) as after:
-                    assert gone.lost
-                    assert after.token > gone.token
-            assert pooled.server.execute("SHOW idle_in_transaction_session_timeout") == "0"
-
-    def test_pooler_that_lends_single_statements_is_refused(self, connect: Connect) -> None:
-        """A transaction cannot stay open there."""
-        require("pgbouncer", local=True)
-        with PooledPostgres(pool_mode="statement") as pooled:
-            for mode in MODES:
-                with pytest.raises(lockkit.ConfigurationError, match=r"takes no transactions.*mode=table"):
-                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(PATIENCE)
-
-
-def held_beyond_its_ttl(client: Client, other: Client, name: str) -> Lease:
-    """Give a lease that was renewed; with a longer ttl if the machine stood still for most of the first."""
-    for ttl in (TTL, 4 * TTL):
-        lease = client.lock(name, ttl=ttl).acquire(PATIENCE)
-        with suppress(lockkit.BackendUnavailable):
-            after = other.lock(name, ttl=LONG).try_acquire(ttl * 1.3)
-            if after is not None:
-                assert not lease.held
-                after.release()
-        if lease.held:
-            return lease
-    pytest.fail("it was not renewed")
-
-
-def make_user(place: ModeServer) -> None:
-    """Make a login that may use the tables, but do nothing else."""
-    with lockkit.connect(place.url) as client:
-        client.lock("tables", ttl=LONG).acquire().release()
-    user, schema = ("stranger", "public") if place.is_postgresql else ("'stranger'@'%'", "lockkit")
-    if place.is_postgresql:
-        place.server.execute("DO $$ BEGIN CREATE ROLE stranger; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
-        place.server.execute("ALTER ROLE stranger LOGIN PASSWORD 'pw-secret'")
-    else:
-        place.server.execute(f"CREATE USER IF NOT EXISTS {user} IDENTIFIED BY 'pw-secret'")
+def test_breaking_without_the_right_says_which(place: ModeServer, connect: Connect) -> None:
+    """What another login may not do, which may use the tables. The holder keeps its lock."""
+    user, schema = f"stranger_{place.mode}", "public" if place.is_postgresql else "lockkit"
+    lease = connect(place.url).lock("rights", ttl=LONG).acquire()
+    login = "LOGIN PASSWORD" if place.is_postgresql else "IDENTIFIED BY"
+    place.server.execute(f"CREATE {'ROLE' if place.is_postgresql else 'USER'} {user} {login} 'pw-secret'")
     for table in {place.leases, "lockkit_rows"} if place.mode == "row" else {place.leases}:
         place.server.execute(f"GRANT SELECT, INSERT, UPDATE ON {schema}.{table} TO {user}")
+    scheme, _, rest = place.server.url.partition("://")
+    stranger = connect(f"{scheme}://{user}:pw-secret@{rest.partition('@')[2]}?mode={place.mode}")
+
+    with pytest.raises(lockkit.Unsupported, match=r"pg_signal_backend|CONNECTION.ADMIN") as caught:
+        stranger.break_lock("rights")
+
+    assert "pw-secret" not in str(caught.value)
+    assert lease.confirm()
+    lease.release()
+
+
+@pytest.mark.parametrize("pool_mode", ["transaction", "session"])
+def test_locks_work_behind_a_pooler(pool_mode: Literal["transaction", "session"], connect: Connect) -> None:
+    """Everything is set for the transaction alone: nothing lands on another client's connection."""
+    require("pgbouncer", local=True)
+    with PooledPostgres(pool_mode=pool_mode, pool_size=8) as pooled:
+        for mode in MODES:
+            client, other = connect(f"{pooled.url}?mode={mode}"), connect(f"{pooled.server.url}?mode={mode}")
+            lease = client.lock("pooled", ttl=TTL).acquire(PATIENCE)
+            for _ in range(4):  # for longer than its ttl
+                until_renewed(lease)
+            assert busy(other.lock("pooled", ttl=LONG))
+            got = queued(other, "pooled")
+            lease.release()
+            got.result(PATIENCE)
+            back = queued(client, "pooled")
+            with client.lock("pooled 2", ttl=LONG, timeout=PATIENCE):
+                got.result().release()
+            back.result(PATIENCE).release()
+            gone = client.lock("pooled", ttl=1.0, renew=False).acquire(PATIENCE)
+            with other.lock("pooled", ttl=LONG, timeout=PATIENCE) as after:
+                assert gone.lost
+                assert after.token > gone.token
+        assert pooled.server.execute("SHOW idle_in_transaction_session_timeout") == "0"
+
+
+def test_pooler_that_lends_single_statements_is_refused(connect: Connect) -> None:
+    """A transaction cannot stay open there."""
+    require("pgbouncer", local=True)
+    with PooledPostgres(pool_mode="statement") as pooled:
+        for mode in MODES:
+            with pytest.raises(lockkit.ConfigurationError, match=r"takes no transactions.*mode=table"):
+                connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(PATIENCE)

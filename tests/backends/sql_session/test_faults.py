@@ -18,8 +18,9 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Grant, LockBackend, Renewed, Unknown
+from lockkit.backend import Gone, Grant, LockBackend, Renewed, Unknown
 from lockkit.backends.sql.connection import Statement
+from lockkit.backends.sql_session import session as sql_session
 from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
@@ -29,13 +30,10 @@ from tests.backends.sql_session.support import (
     PATIENCE,
     TTL,
     ModeServer,
-    open_backend,
     pid_of,
-    running,
-    until_waiting,
+    queued,
 )
 from tests.backends.sql_table.support import Connect, demote
-from tests.backends.support import StubHost, granted
 from tests.tries import busy, tried, until, until_renewed
 
 pytestmark = pytest.mark.timeout(180)
@@ -45,113 +43,91 @@ LIMITS = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_time
 """PostgreSQL's, by which an administrator ends transactions, sessions and waits; the last since PostgreSQL 17."""
 
 
-class TestSpellings:
-    """One table, named in several ways."""
+def test_one_table_is_one_however_it_is_spelled(place: ModeServer, connect: Connect) -> None:
+    """
+    Clients that name it with and without its schema exclude each other, and see who holds; but not in another schema.
 
-    def test_clients_that_spell_one_table_differently_exclude_each_other(
-        self, place: ModeServer, connect: Connect
-    ) -> None:
-        """With and without its schema; and each sees who holds."""
-        name, schema = f"spelled_{place.mode}", "public" if place.is_postgresql else "lockkit"
-        plain, qualified = (connect(place.url, table=table) for table in (name, f"{schema}.{name}"))
-        for one, other in ((plain, qualified), (qualified, plain)):
-            with one.lock("x", ttl=LONG) as lease:
-                assert busy(other.lock("x", ttl=LONG), TTL)
-                assert [holder.owner for holder in other.holders("x")] == [lease.owner]
-
-    def test_tables_of_one_name_in_two_schemas_do_not_share_locks(self, place: ModeServer, connect: Connect) -> None:
-        """Of two databases on MariaDB, whose user locks are the server's."""
-        place.server.execute(f"CREATE {'SCHEMA' if place.is_postgresql else 'DATABASE'} IF NOT EXISTS elsewhere")
-        here, there = (connect(place.url, table=f"{prefix}twice_{place.mode}") for prefix in ("", "elsewhere."))
-        there.lock("connected", ttl=LONG).acquire(PATIENCE).release()
-        with here.lock("x", ttl=LONG) as one, there.lock("x", ttl=LONG, timeout=PATIENCE) as two:
-            assert [holder.owner for holder in here.holders("x")] == [one.owner]
-            assert [holder.owner for holder in there.holders("x")] == [two.owner]
-
-    def test_search_path_decides_which_table_is_meant(self, postgresql: PostgresServer, connect: Connect) -> None:
-        """Of PostgreSQL: two logins may mean two tables by one name, or one table by two."""
-        postgresql.execute("DO $$ BEGIN CREATE ROLE tenant LOGIN SUPERUSER; END $$")
-        postgresql.execute("CREATE SCHEMA tenant")
-        place = ModeServer(postgresql, "advisory")
-        tenant = connect(place.url.replace("postgres@", "tenant@"), table="found")
-        everybody = connect(place.url, table="found")
-        spelled = connect(place.url, table="tenant.found")
-        spelled.lock("x", ttl=LONG).acquire().release()  # makes the table
-        with everybody.lock("x", ttl=LONG), tenant.lock("x", ttl=LONG, timeout=PATIENCE):
-            assert busy(spelled.lock("x", ttl=LONG))
+    That is another database on MariaDB, whose user locks are the server's.
+    """
+    name, schema = f"spelled_{place.mode}", "public" if place.is_postgresql else "lockkit"
+    place.server.execute(f"CREATE {'SCHEMA' if place.is_postgresql else 'DATABASE'} IF NOT EXISTS elsewhere")
+    plain, qualified, there = (
+        connect(place.url, table=f"{prefix}{name}") for prefix in ("", f"{schema}.", "elsewhere.")
+    )
+    there.lock("connected", ttl=LONG).acquire(PATIENCE).release()
+    for one, other in ((plain, qualified), (qualified, plain)):
+        with one.lock("x", ttl=LONG) as lease, there.lock("x", ttl=LONG, timeout=PATIENCE) as another:
+            assert busy(other.lock("x", ttl=LONG))
+            assert [holder.owner for holder in other.holders("x")] == [lease.owner]
+            assert [holder.owner for holder in there.holders("x")] == [another.owner]
 
 
-class TestWaiters:
-    """Who waits holds up others no longer than it must."""
-
-    def test_index_is_built_concurrently_under_the_lock(self, on_postgresql: ModeServer, connect: Connect) -> None:
-        """
-        Though a waiter's statement is older: it makes way when it looks again, once in its ttl.
-
-        Without that: the holder waits for CREATE INDEX, that waits for the waiter, and that for the holder.
-        """
-        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
-        table = f"indexed_{on_postgresql.mode}"
-        on_postgresql.server.execute(f"CREATE TABLE {table} (n int)")
-        lease = holder.lock("index", ttl=LONG).acquire()
-        with running(lambda: client.lock("index", ttl=TTL).acquire(PATIENCE)) as got:
-            until_waiting(client, "index")
-            with psycopg.connect(on_postgresql.server.url, autocommit=True) as connection:
-                connection.execute("SET statement_timeout = '30s'")
-                connection.execute(f"CREATE INDEX CONCURRENTLY ON {table} (n)".encode())
-            assert got == []
-            lease.release()
-        got[0].release()
-
-    def test_session_that_was_left_waiting_at_a_hung_server_is_ended_later(
-        self, place: ModeServer, connect: Connect
-    ) -> None:
-        """No ttl ends a waiter. The client remembers it until the server has confirmed its end."""
-        host = StubHost()
-        waiter = open_backend(place, host)
-        lease = connect(place.url).lock("left", ttl=LONG).acquire()
-        request = host.request("left", ttl=LONG)
-        assert isinstance(drive(waiter.try_acquire(request)), Busy)
-        pid = request.state.session.pid
-        place.server.pause()
-        try:
-            request.answer_by = host.runtime.now() + 0.5
-            with pytest.raises(lockkit.BackendUnavailable):
-                drive(waiter.abandon(request))
-        finally:
-            place.server.resume()
-
-        grant = granted(drive(waiter.try_acquire(host.request("another"))))
-
-        wait_until(lambda: "it still waits" if place.has_session(pid) else None)
-        assert drive(waiter.release(grant))
-        lease.release()
-        drive(waiter.close())
+def test_search_path_decides_which_table_is_meant(postgresql: PostgresServer, connect: Connect) -> None:
+    """Of PostgreSQL: two logins may mean two tables by one name, or one table by two."""
+    postgresql.execute("DO $$ BEGIN CREATE ROLE tenant LOGIN SUPERUSER; END $$")
+    postgresql.execute("CREATE SCHEMA tenant")
+    place = ModeServer(postgresql, "advisory")
+    tenant = connect(place.url.replace("postgres@", "tenant@"), table="found")
+    everybody = connect(place.url, table="found")
+    spelled = connect(place.url, table="tenant.found")
+    spelled.lock("x", ttl=LONG).acquire().release()  # makes the table
+    with everybody.lock("x", ttl=LONG), tenant.lock("x", ttl=LONG, timeout=PATIENCE):
+        assert busy(spelled.lock("x", ttl=LONG))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Connect, mode: str) -> None:
-    """Sessions that may only read any more are replaced: kept ones, and that of a waiter to whom the lock is handed."""
+def test_index_is_built_concurrently_under_the_lock(on_postgresql: ModeServer, connect: Connect) -> None:
+    """
+    Though a waiter's statement is older: it makes way when it looks again, once in its ttl.
+
+    Without that: the holder waits for CREATE INDEX, that waits for the waiter, and that for the holder.
+    """
+    holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
+    table = f"indexed_{on_postgresql.mode}"
+    on_postgresql.server.execute(f"CREATE TABLE {table} (n int)")
+    lease = holder.lock("index", ttl=LONG).acquire()
+    got = queued(client, "index", ttl=TTL)
+    with psycopg.connect(on_postgresql.server.url, autocommit=True) as connection:
+        connection.execute("SET statement_timeout = '30s'")
+        connection.execute(f"CREATE INDEX CONCURRENTLY ON {table} (n)".encode())
+    assert not got.done()
+    lease.release()
+    got.result(PATIENCE).release()
+
+
+def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Connect) -> None:
+    """
+    Connections that may only read any more are replaced, and nothing is reported to those who lock.
+
+    The kept ones of each mode; and in mode=row and mode=advisory that of a waiter to whom the lock is handed.
+    """
     require("postgresql", local=True)
     with PostgresServer() as server:
-        place = ModeServer(server, mode)
-        client, other = connect(place.url), connect(place.url)
-        lease = client.lock("handed", ttl=LONG).acquire(PATIENCE)
-        kept = [client.lock(f"kept {number}", ttl=LONG).acquire(PATIENCE) for number in range(5)]
-        for one in kept:
-            one.release()
-        with running(lambda: other.lock("handed", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(other, "handed")
-            demote(server)
-            lease.release()
-        assert got[0].token > lease.token
-        got[0].release()
+        table = connect(server.url)
+        held, released = (table.lock(name, ttl=LONG).acquire(PATIENCE) for name in ("x", "y"))
+        handing = []
+        for mode in MODES:
+            client, other = (connect(server.url, mode=mode) for _ in range(2))
+            kept = [client.lock(f"kept {number}", ttl=LONG).acquire(PATIENCE) for number in range(5)]
+            lease = client.lock("handed", ttl=LONG).acquire(PATIENCE)
+            for one in kept:
+                one.release()
+            handing.append((client, other, kept[0], lease, queued(other, "handed")))
+        demote(server)
 
-        for holder in (client, other):
-            again = tried(holder.lock("kept 0", ttl=LONG))
-            assert again is not None, "free, though the client kept several sessions"
-            assert again.token > kept[0].token
-            again.release()
+        released.release()
+        with table.lock("y", ttl=LONG, timeout=PATIENCE) as another:
+            assert another.token > released.token
+        held.extend()
+        held.release()
+        for client, other, former, lease, got in handing:
+            lease.release()
+            assert got.result(PATIENCE).token > lease.token
+            got.result().release()
+            for holder in (client, other):
+                again = tried(holder.lock("kept 0", ttl=LONG))
+                assert again is not None, "free, though the client kept several sessions"
+                assert again.token > former.token
+                again.release()
 
 
 @contextmanager
@@ -170,51 +146,50 @@ def renewal(backend: LockBackend, grant: Grant) -> Renewed | None:
     return outcome if isinstance(outcome, Renewed) else None
 
 
-class TestLimits:
-    """The server ends what takes long, unless a session asks it not to."""
+@pytest.mark.parametrize("way", ["direct", "pooled"])
+@pytest.mark.parametrize("mode", MODES)
+def test_holder_and_waiter_outlive_the_limits_of_the_role(
+    postgresql: PostgresServer, connect: Connect, mode: str, way: str
+) -> None:
+    """Those that this version has: a transaction that is the lock, and one that waits, are open for longer."""
+    quoted = ", ".join(f"'{name}'" for name in LIMITS)
+    known = postgresql.execute(f"SELECT name FROM pg_settings WHERE name IN ({quoted})").split()  # noqa: S608 - ours
+    old = "SELECT count(*) FROM pg_stat_activity WHERE xact_start < clock_timestamp() - interval '1.5 s'"
+    place = ModeServer(postgresql, mode)
+    with ExitStack() as stack:
+        if way == "pooled":
+            require("pgbouncer", local=True)
+        for name in known:
+            postgresql.execute(f"ALTER ROLE postgres SET {name} = '1s'")
+            stack.callback(postgresql.execute, f"ALTER ROLE postgres RESET {name}")
+        address = stack.enter_context(PgBouncer(postgresql)).address if way == "pooled" else postgresql.address
+        client, other = (connect(place.url.replace(postgresql.address, address)) for _ in range(2))
+        lease = client.lock("long", ttl=LONG).acquire(PATIENCE)
+        got = queued(other, "long")
 
-    @pytest.mark.parametrize("way", ["direct", "pooled"])
-    @pytest.mark.parametrize("mode", MODES)
-    def test_holder_and_waiter_outlive_the_limits_of_the_role(
-        self, postgresql: PostgresServer, connect: Connect, mode: str, way: str
-    ) -> None:
-        """Those that this version has: a transaction that is the lock, and one that waits, are open for longer."""
-        quoted = ", ".join(f"'{name}'" for name in LIMITS)
-        known = postgresql.execute(f"SELECT name FROM pg_settings WHERE name IN ({quoted})").split()  # noqa: S608 - ours
-        old = "SELECT count(*) FROM pg_stat_activity WHERE xact_start < clock_timestamp() - interval '1.5 s'"
-        place = ModeServer(postgresql, mode)
-        with ExitStack() as stack:
-            if way == "pooled":
-                require("pgbouncer", local=True)
-            for name in known:
-                postgresql.execute(f"ALTER ROLE postgres SET {name} = '1s'")
-                stack.callback(postgresql.execute, f"ALTER ROLE postgres RESET {name}")
-            address = stack.enter_context(PgBouncer(postgresql)).address if way == "pooled" else postgresql.address
-            client, other = (connect(place.url.replace(postgresql.address, address)) for _ in range(2))
-            lease = client.lock("long", ttl=LONG).acquire(PATIENCE)
-            with running(lambda: other.lock("long", ttl=LONG).acquire(PATIENCE)) as got:
-                until_waiting(other, "long")
+        def both_are_old() -> bool:
+            lease.check()
+            return postgresql.execute(f"{old} AND backend_type = 'client backend'") == "2"
 
-                def both_are_old() -> bool:
-                    lease.check()
-                    return postgresql.execute(f"{old} AND backend_type = 'client backend'") == "2"
-
-                until(both_are_old)
-                assert lease.confirm()
-                lease.release()
-            assert got[0].token > lease.token
-            got[0].release()
+        until(both_are_old)
+        assert lease.confirm()
+        lease.release()
+        assert got.result(PATIENCE).token > lease.token
+        got.result().release()
 
 
-def test_session_has_ended_once_the_server_says_so(on_postgresql: ModeServer, connect: Connect) -> None:
+def test_session_has_ended_once_the_server_says_so(
+    on_postgresql: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PostgreSQL says FATAL, then frees what the session had, and closes its socket last: another may hold by then."""
     lease = connect(on_postgresql.url).lock("x", ttl=LONG, renew=False).acquire()
     session = lease._record.grant.state.session
-    # Between the two: these are dropped first, which takes some 100 ms. In parts, as each statement has a time limit.
+    # Between the two: these are dropped first, which takes some 100 ms.
+    tables = "BEGIN FOR n IN 1..1000 LOOP EXECUTE ''CREATE TEMP TABLE t'' || n || ''()''; END LOOP; END"
+    monkeypatch.setattr(sql_session, "STATEMENT_SECONDS", PATIENCE)
     assert drive(session.turn.take(inf))
-    for part in range(25):
-        tables = f"BEGIN FOR n IN 1..40 LOOP EXECUTE ''CREATE TEMP TABLE t{part}_'' || n || ''()''; END LOOP; END"
-        drive(session.run(Statement(f"DO '{tables}'")))
+    session.answer_by = inf
+    drive(session.run(Statement(f"DO '{tables}'")))
     session.turn.give()
 
     socket = os.dup(session.connection.fd)  # the client closes its own as soon as it reads the message
@@ -287,7 +262,7 @@ class TestHungServers:
         session, backend = grant.state.session, client._engine.client.backend
         assert backend is not None
         outcomes: list[Any] = []
-        assert session.turn.take_now()  # a release is under way
+        assert drive(session.turn.take(inf))  # a release is under way
         renewal = threading.Thread(target=lambda: outcomes.extend(drive(backend.renew([grant]))))
         renewal.start()
         wait_until(lambda: None if session.turn._free._sleepers else "it does not wait for its turn yet")
@@ -315,21 +290,18 @@ class TestHungServers:
             pass
 
 
-class TestBinaryLog:
-    """A MariaDB server that logs statements, as for replication."""
-
-    @pytest.mark.parametrize("mode", MODES)
-    def test_new_names_are_locked_with_a_log_of_statements(self, mode: str) -> None:
-        """InnoDB locks gaps then, and lockkit's own INSERT must not wait for its own lock."""
-        require("mariadb", local=True)
-        settings = {
-            "log-bin": "binlog",
-            "binlog-format": "STATEMENT",
-            "server-id": "1",
-            # At this level InnoDB writes no log of statements: lockkit sets its own.
-            "transaction-isolation": "READ-COMMITTED",
-        }
-        with MariaServer(settings=settings) as server, lockkit.connect(f"{server.url}?mode={mode}") as client:
-            for number in range(3):
-                with client.lock(f"new {number}", ttl=LONG, timeout=PATIENCE):
-                    pass
+@pytest.mark.parametrize("mode", MODES)
+def test_new_names_are_locked_with_a_log_of_statements(mode: str) -> None:
+    """InnoDB locks gaps then, and lockkit's own INSERT must not wait for its own lock."""
+    require("mariadb", local=True)
+    settings = {
+        "log-bin": "binlog",
+        "binlog-format": "STATEMENT",
+        "server-id": "1",
+        # At this level InnoDB writes no log of statements: lockkit sets its own.
+        "transaction-isolation": "READ-COMMITTED",
+    }
+    with MariaServer(settings=settings) as server, lockkit.connect(f"{server.url}?mode={mode}") as client:
+        for number in range(3):
+            with client.lock(f"new {number}", ttl=LONG, timeout=PATIENCE):
+                pass

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
@@ -14,39 +13,23 @@ from lockkit.backends.sql.connection import Parameter, Result, Statement
 from lockkit.backends.sql_session import backend
 from lockkit.backends.sql_session.session import Session
 from lockkit.sync import Client, Lease
-from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,
     PATIENCE,
     TTL,
     ModeServer,
-    running,
+    queued,
     until_waiting,
     waiting_pid,
 )
 from tests.backends.sql_table.support import Connect
-from tests.tries import busy
+from tests.tries import beside, busy
 
 pytestmark = pytest.mark.timeout(180)
 
 READERS = ["postgresql-row", "postgresql-advisory", "mariadb-row"]
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """A server of this module's own; strict by default, see the other tests."""
-    require("postgresql", local=True)
-    with PostgresServer(settings={"default_transaction_isolation": "'serializable'"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """The same."""
-    require("mariadb", local=True)
-    with MariaServer(settings={"transaction-isolation": "SERIALIZABLE"}) as server:
-        yield server
 
 
 @pytest.fixture(params=READERS)
@@ -105,13 +88,10 @@ class TestReaders:
         client, writer, late = connect(place.url), connect(place.url), connect(place.url)
         lease = read(client, "stopped readers")
 
-        def give_up() -> Lease | None:
-            return writer.lock("stopped readers", ttl=LONG).try_acquire(5.0)
-
-        with running(give_up) as got:
-            until_in_queue(place, writer, "stopped readers")
-            assert busy(late.rwlock("stopped readers", ttl=LONG).read())
-        assert got == [None]
+        got = beside(writer.lock("stopped readers", ttl=LONG).try_acquire, 5.0)
+        until_in_queue(place, writer, "stopped readers")
+        assert busy(late.rwlock("stopped readers", ttl=LONG).read())
+        assert got.result(PATIENCE) is None
 
         read(late, "stopped readers").release()
         lease.release()
@@ -120,20 +100,19 @@ class TestReaders:
         """Writers and readers alike, wherever they wait."""
         client, other, writer, late = (connect(on_postgresql.url) for _ in range(4))
         leases = [read(client, "counted"), read(other, "counted")]
-        with running(partial(writer.lock("counted", ttl=LONG).acquire, PATIENCE)) as wrote:
-            until_in_queue(on_postgresql, writer, "counted")
-            with running(partial(read, late, "counted")) as got:
-                until_in_queue(on_postgresql, late, "counted")
-                assert [one.waiters for one in client.holders("counted")] == [2, 2]
-                for lease in leases:
-                    lease.release()
-                wait_until(lambda: None if wrote else "the writer waits")
-                wait_until(
-                    lambda: None if [one.waiters for one in client.holders("counted")] == [1] else "not one waiter"
-                )
-                wrote[0].release()
-        got[0].release()
+        wrote = queued(writer, "counted")
+        until_in_queue(on_postgresql, writer, "counted")
+        got = queued(late, "counted", read=True)
+        until_in_queue(on_postgresql, late, "counted")
+        assert [one.waiters for one in client.holders("counted")] == [2, 2]
+        for lease in leases:
+            lease.release()
+        wrote.result(PATIENCE)
+        wait_until(lambda: None if [one.waiters for one in client.holders("counted")] == [1] else "not one waiter")
+        wrote.result().release()
+        got.result(PATIENCE).release()
 
+    @pytest.mark.parametrize("place", [*READERS, "postgresql-table", "mariadb-table"], indirect=True)
     def test_tokens_are_unique_and_in_the_order_of_grants(self, place: ModeServer, connect: Connect) -> None:
         """Over readers and writers of several clients; a writer is alone."""
         grants: list[tuple[str, int, float, float, float]] = []
@@ -195,10 +174,10 @@ class TestDowngrade:
         lock = client.rwlock("down", ttl=LONG, metadata={"job": "report"}).write()
         if waited:
             held_by_other = other.lock("down", ttl=LONG).acquire(PATIENCE)
-            with running(partial(lock.acquire, PATIENCE)) as got:
-                until_in_queue(place, client, "down")
-                held_by_other.release()
-            lease = got[0]
+            got = beside(lock.acquire, PATIENCE)
+            until_in_queue(place, client, "down")
+            held_by_other.release()
+            lease = got.result(PATIENCE)
         else:
             lease = lock.acquire(PATIENCE)
 
@@ -207,11 +186,11 @@ class TestDowngrade:
         (holder,) = other.holders("down")
         assert (holder.owner, holder.token, holder.mode) == (lease.owner, lease.token, "shared")
         assert holder.metadata["job"] == "report"
-        with other.rwlock("down", ttl=LONG, timeout=PATIENCE).read() as beside:
-            assert beside.token > lease.token
+        with other.rwlock("down", ttl=LONG, timeout=PATIENCE).read() as another:
+            assert another.token > lease.token
             lease.extend()
             lease.release()
-            assert owners(other, "down") == {beside.owner}
+            assert owners(other, "down") == {another.owner}
 
     def test_silent_holder_is_thrown_out_after_a_downgrade(self, postgresql: PostgresServer, connect: Connect) -> None:
         """The limit that the server was given still holds."""
@@ -257,35 +236,32 @@ class TestDowngrade:
         other.lock("unanswered", ttl=LONG).acquire(PATIENCE).release()
 
 
-class TestPooler:
-    """pgbouncer in front of PostgreSQL."""
-
-    def test_readers_behind_a_pooler(self, connect: Connect) -> None:
-        """Beside one that comes directly; a write lease stays one."""
-        require("pgbouncer", local=True)
-        with PooledPostgres(pool_mode="transaction", pool_size=8) as pooled:
-            for mode in MODES:
-                client, other = connect(f"{pooled.url}?mode={mode}"), connect(f"{pooled.server.url}?mode={mode}")
-                place, late = ModeServer(pooled.server, mode), connect(f"{pooled.url}?mode={mode}")
-                lease, direct = read(client, "pooled"), read(other, "pooled")
-                assert direct.token > lease.token
-                assert owners(other, "pooled") == owners(client, "pooled") == {lease.owner, direct.owner}
-                with running(partial(other.lock("pooled", ttl=LONG).acquire, PATIENCE)) as got:
-                    until_in_queue(place, other, "pooled")
-                    assert late.rwlock("pooled", ttl=LONG).read().try_acquire(TTL) is None
-                    direct.release()
-                    lease.extend()
-                    lease.release()
-                with running(partial(read, client, "pooled")) as back:
-                    until_waiting(client, "pooled")
-                    got[0].release()
-                assert back[0].token > got[0].token
-                back[0].release()
-                with client.rwlock("pooled", ttl=LONG, timeout=PATIENCE).write() as written:
-                    with pytest.raises(lockkit.Unsupported, match="read lease"):
-                        written.downgrade()
-                    assert written.mode == "exclusive"
-                gone = client.rwlock("pooled", ttl=TTL / 3, renew=False).read().acquire(PATIENCE)
-                with other.lock("pooled", ttl=LONG, timeout=PATIENCE) as after:
-                    assert gone.lost
-                    assert after.token > gone.token
+def test_readers_behind_a_pooler(connect: Connect) -> None:
+    """Beside one that comes directly; a write lease stays one."""
+    require("pgbouncer", local=True)
+    with PooledPostgres(pool_mode="transaction", pool_size=8) as pooled:
+        for mode in MODES:
+            client, other = connect(f"{pooled.url}?mode={mode}"), connect(f"{pooled.server.url}?mode={mode}")
+            place, late = ModeServer(pooled.server, mode), connect(f"{pooled.url}?mode={mode}")
+            lease, direct = read(client, "pooled"), read(other, "pooled")
+            assert direct.token > lease.token
+            assert owners(other, "pooled") == owners(client, "pooled") == {lease.owner, direct.owner}
+            got = queued(other, "pooled")
+            until_in_queue(place, other, "pooled")
+            assert late.rwlock("pooled", ttl=LONG).read().try_acquire(TTL / 3) is None
+            direct.release()
+            lease.extend()
+            lease.release()
+            got.result(PATIENCE)
+            back = queued(client, "pooled", read=True)
+            got.result().release()
+            assert back.result(PATIENCE).token > got.result().token
+            back.result().release()
+            with client.rwlock("pooled", ttl=LONG, timeout=PATIENCE).write() as written:
+                with pytest.raises(lockkit.Unsupported, match="read lease"):
+                    written.downgrade()
+                assert written.mode == "exclusive"
+            gone = client.rwlock("pooled", ttl=TTL / 3, renew=False).read().acquire(PATIENCE)
+            with other.lock("pooled", ttl=LONG, timeout=PATIENCE) as after:
+                assert gone.lost
+                assert after.token > gone.token

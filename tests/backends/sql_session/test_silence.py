@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
-import lockkit
-import lockkit.aio
 from lockkit_tools.servers import FaultProxy, wait_until
-from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, running, until_waiting
+from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, queued, until_waiting
 from tests.backends.sql_table.support import Connect
+from tests.tries import beside
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,35 +33,29 @@ def through(proxy: FaultProxy, place: ModeServer) -> str:
     return f"{url}&keepalive={KEEPALIVE:g}"
 
 
-class TestForgotten:
-    """Connections that were forgotten on the way: nothing comes through them, and nobody is told."""
+def test_waiter_gets_the_lock(place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
+    """Also without a timeout; the server had granted it to the connection that nobody reads."""
+    holder, waiter = connect(place.url), connect(through(proxy, place))
+    lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
+    got = beside(waiter.lock("x", ttl=LONG).acquire)
+    until_waiting(waiter, "x")
+    assert proxy.forget() > 0
+    lease.release()
+    assert got.result(PATIENCE).confirm()
+    got.result().release()
 
-    def test_waiter_gets_the_lock(self, place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
-        """Also without a timeout; the server had granted it to the connection that nobody reads."""
-        holder, waiter = connect(place.url), connect(through(proxy, place))
-        lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
-        with running(waiter.lock("x", ttl=LONG).acquire) as got:
-            until_waiting(waiter, "x")
-            assert proxy.forget() > 0
-            lease.release()
-        (granted,) = got
-        assert granted.confirm()
-        granted.release()
 
-    def test_waiter_that_is_only_slow_keeps_its_place(
-        self, place: ModeServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """The server says that it still waits, so nobody that comes later overtakes it."""
-        holder, waiter = connect(place.url), connect(through(proxy, place))
-        lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
-        with running(partial(waiter.lock("x", ttl=LONG).acquire, PATIENCE)) as got:
-            until_waiting(waiter, "x")
-            (request,) = waiter._engine.acquisitions.waiting
-            session, asked_at = request.state.session, request.state.look_at
-            wait_until(lambda: None if request.state.look_at > asked_at else "has not asked")
-            assert request.state.session is session
-            lease.release()
-        got[0].release()
+def test_waiter_that_is_only_slow_keeps_its_place(place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
+    """The server says that it still waits, so nobody that comes later overtakes it."""
+    holder, waiter = connect(place.url), connect(through(proxy, place))
+    lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
+    got = queued(waiter, "x")
+    (request,) = waiter._engine.acquisitions.waiting
+    session, asked_at = request.state.session, request.state.look_at
+    wait_until(lambda: None if request.state.look_at > asked_at else "has not asked")
+    assert request.state.session is session
+    lease.release()
+    got.result(PATIENCE).release()
 
 
 class TestIdleCuts:
@@ -81,7 +73,8 @@ class TestIdleCuts:
         ):
             silent.settimeout(PATIENCE)
             proxy.cut_idle(IDLE)
-            until_closed(silent)
+            while silent.recv(4096):  # until the other end closes it
+                pass
             assert lease.confirm()
             assert not lease.lost
 
@@ -89,14 +82,13 @@ class TestIdleCuts:
         """Nothing can be sent while a statement waits: it loses its place, and gets the lock."""
         holder, waiter = connect(place.url), connect(through(proxy, place))
         lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
-        with running(partial(waiter.lock("x", ttl=LONG).acquire, PATIENCE)) as got:
-            until_waiting(waiter, "x")
-            before = proxy.counts.connections
-            proxy.cut_idle(IDLE)
-            wait_until(lambda: None if proxy.counts.connections > before else "was not cut")
-            proxy.heal()
-            lease.release()
-        got[0].release()
+        got = queued(waiter, "x")
+        before = proxy.counts.connections
+        proxy.cut_idle(IDLE)
+        wait_until(lambda: None if proxy.counts.connections > before else "was not cut")
+        proxy.heal()
+        lease.release()
+        got.result(PATIENCE).release()
 
     def test_sign_of_life_does_not_extend_a_lease_that_is_not_renewed(
         self, place: ModeServer, proxy: FaultProxy, connect: Connect
@@ -115,12 +107,6 @@ class TestIdleCuts:
             assert lease.lost
 
 
-def until_closed(connection: socket.socket) -> None:
-    """Wait until the other end closes it."""
-    while connection.recv(4096):
-        pass
-
-
 def test_socket_is_kept_alive(place: ModeServer, connect: Connect) -> None:
     """The system notices within half a minute that the way is lost, whatever the driver asked for."""
     client = connect(place.url)
@@ -132,10 +118,3 @@ def test_socket_is_kept_alive(place: ModeServer, connect: Connect) -> None:
             idle, interval, count = (copy.getsockopt(socket.IPPROTO_TCP, option) for option in options)
             assert idle + interval * count <= 30
             assert 0 < copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
-
-
-@pytest.mark.parametrize("value", ["0", "0.5", "-1", "inf", "x"])
-def test_keepalive_that_is_too_short_is_refused(place: ModeServer, value: str) -> None:
-    """Where it is given."""
-    with pytest.raises(lockkit.ConfigurationError, match="keepalive"):
-        lockkit.connect(f"{place.url}&keepalive={value}")

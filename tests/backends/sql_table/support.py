@@ -16,11 +16,11 @@ import lockkit
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql_table import backend as sql_table
 from lockkit.sync import Client
+from lockkit_tools.servers import FaultProxy, PostgresServer
 from tests.tries import until
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.connection import Connection, Parameter, Result, Statement
-    from lockkit_tools.servers import PostgresServer
 
 Connect: TypeAlias = Callable[..., Client]
 DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
@@ -76,6 +76,21 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         patch.setattr(sql_table, "REAP_SHARE", 0.0)
         patch.setattr(Database, "_run_on", counting)
         yield seen
+
+
+class Standby(PostgresServer):
+    """A copy of a server that follows it, perhaps through a proxy."""
+
+    def __init__(self, primary: PostgresServer, via: FaultProxy | None = None) -> None:
+        super().__init__(password=primary.password, durable=primary.durable, settings=primary.settings)
+        self._primary = primary
+        self._via = via or primary
+
+    def _make_cluster(self) -> None:
+        where = ("-h", self._via.host, "-p", str(self._via.port), "-U", "postgres")
+        options = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+        copy = str(self._program("pg_basebackup"))
+        self.run(copy, *where, "-D", str(self.data), *options, PGPASSWORD=self._primary.password or "")
 
 
 def demote(server: PostgresServer) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -15,57 +14,18 @@ from sqlalchemy import NullPool
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Renewed, apart
+from lockkit.backend import Grant, Renewed, apart
 from lockkit.backends.sql_table import backend as sql_table
-from lockkit.backends.sql_table.table import MysqlTable, PostgresqlTable
-from lockkit.configuration import registry
 from lockkit.runtime import drive
-from lockkit.sync import Client, Lease
-from lockkit_tools.servers import MariaServer, PostgresServer, require, wait_until
+from lockkit.sync import Client
+from lockkit_tools.servers import wait_until
 from tests.backends.sql_table.support import DRIVERS, Connect, Look, counted, now_us, waits, with_driver
-from tests.tries import busy
+from tests.tries import beside, busy
 
 pytestmark = pytest.mark.timeout(120)
 
 PATIENCE = 60.0
 HOUR_US = 3_600_000_000
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """In Tokyo, where it is never the time that UTC says, and strict by default."""
-    require("postgresql", local=True)
-    settings = {"timezone": "'Asia/Tokyo'", "default_transaction_isolation": "'serializable'"}
-    with PostgresServer(settings=settings) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """In Tokyo, too."""
-    require("mariadb", local=True)
-    with MariaServer(settings={"default-time-zone": "+09:00"}) as server:
-        yield server
-
-
-@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database of each kind, without a table."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/locks.db"
-        return
-    server: PostgresServer | MariaServer = request.getfixturevalue(request.param)
-    server.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
-    yield server.url
-    server.execute("DROP TABLE IF EXISTS lockkit_locks")
-
-
-@pytest.fixture
-def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
-    """PostgreSQL alone."""
-    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
-    yield postgresql.url
-    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")
 
 
 class TestRow:
@@ -85,27 +45,31 @@ class TestRow:
         assert look.row("ä b ") == (None, token, 0)
 
     def test_foreign_writer_holds_the_lock(self, url: str, connect: Connect) -> None:
-        """Whoever sets owner and expires_at_us; waiters find out by themselves that it ended."""
+        """Whoever sets owner and expires_at_us, and knows no other column; waiters find out that it ended."""
         client, look = connect(url), Look(url)
-        first = client.lock("x").acquire()
-        first.release()
+        client.lock("y").acquire().release()
         look.run(
-            "UPDATE lockkit_locks SET owner = 'cron', expires_at_us = :until WHERE name = 'x'",
+            "INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES ('x', 'cron', 7, :until)",
             until=now_us() + 600_000_000,
         )
 
         assert busy(client.lock("x"))
+        assert busy(client.rwlock("x").read())
         (holder,) = client.holders("x")
         assert (holder.owner, holder.token, dict(holder.metadata)) == ("cron", None, {})
         assert 500 < (holder.remaining or 0) <= 600
-        got: list[Lease] = []
-        waiter = threading.Thread(target=lambda: got.append(client.lock("x").acquire(timeout=PATIENCE)))
-        waiter.start()
+        waiter = beside(client.lock("x", ttl=30).acquire, PATIENCE)
         wait_until(lambda: None if waits(client, "x") else "nobody waits")
-        look.run("UPDATE lockkit_locks SET owner = NULL, expires_at_us = 0 WHERE name = 'x'")
-        waiter.join(PATIENCE)
-        assert got[0].token > first.token
-        got[0].release()
+        look.run("UPDATE lockkit_locks SET owner = NULL WHERE name = 'x'")  # and forgets the rest
+        first = waiter.result(PATIENCE)
+        assert first.token > 7
+        first.release()
+
+        look.run("UPDATE lockkit_locks SET owner = 'cron', expires_at_us = :until", until=now_us() + 600_000_000)
+        assert client.break_lock("x")
+        with client.rwlock("x", ttl=30, timeout=PATIENCE).read() as lease:
+            assert lease.token > first.token
+            assert abs(look.row("x")[2] - now_us() - 30e6) < 20e6
 
     def test_names_are_those_of_held_rows(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
         """In pages; of any writer, by the database's clock; not rows that are free, expired or without a name."""
@@ -244,17 +208,31 @@ class TestRow:
         expected = {"new", "held for days", "recent", "noted"}
         wait_until(lambda: None if names() == expected else f"there are {names()}")
 
-    def test_table_with_columns_of_a_later_version_works(self, url: str, connect: Connect) -> None:
-        """A client does not mind what it does not know."""
-        connect(url).lock("new").acquire(timeout=PATIENCE).release()
-        look = Look(url)
+    def test_table_of_another_version_has_locks(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One with columns of a later one, or without those that locks never name. What needs them says what to do."""
+        client, look = connect(url), Look(url)
+        client.lock("x").acquire().release()
         look.run("ALTER TABLE lockkit_locks ADD COLUMN later BIGINT NOT NULL DEFAULT 7")
-        client = connect(url)
         for lock in (client.lock("x"), client.rwlock("x").read(), client.semaphore("s", 2)):
             lease = lock.acquire(timeout=PATIENCE)
             assert lease.confirm()
             lease.release()
-        look.run("ALTER TABLE lockkit_locks DROP COLUMN later")
+        with counted(monkeypatch) as statements:
+            client.lock("x").acquire(timeout=PATIENCE).release()
+        assert len(statements) == 2
+        assert not [text for text in statements if "writer" in text or "shares" in text]
+
+        for column in ("later", "shares", "writer", "writer_until_us", "note", "note_until_us"):
+            look.run(f"ALTER TABLE lockkit_locks DROP COLUMN {column}")
+        client = connect(url)
+        with client.lock("x", timeout=PATIENCE) as lease:
+            assert lease.confirm()
+            assert [holder.owner for holder in client.holders("x")] == [lease.owner]
+        for call in (client.once("key", keep=60).__enter__, client.rwlock("x", timeout=PATIENCE).read().acquire):
+            with pytest.raises(lockkit.ConfigurationError, match="run lockkit migrate"):
+                call()
 
     def test_table_of_somebody_else_is_not_dropped(self, url: str, connect: Connect) -> None:
         """Which has the name of lockkit's, and other columns."""
@@ -266,19 +244,6 @@ class TestRow:
         with pytest.raises(lockkit.ConfigurationError, match="lacks a column"):
             drive(backend.erase())
         assert look.run("SELECT count(*) FROM seats") == [(1,)]
-
-    def test_table_without_columns_for_notes_has_locks(self, url: str, connect: Connect) -> None:
-        """And once says what to do."""
-        connect(url).lock("new").acquire(timeout=PATIENCE).release()
-        look = Look(url)
-        for column in ("note", "note_until_us"):
-            look.run(f"ALTER TABLE lockkit_locks DROP COLUMN {column}")
-
-        client = connect(url)
-        with client.lock("new", timeout=PATIENCE) as lease:
-            assert lease.confirm()
-        with pytest.raises(lockkit.ConfigurationError, match="run lockkit migrate"):
-            client.once("key", keep=60).__enter__()
 
     @pytest.mark.parametrize("key", ["x", "k" * 255, "\u20ac" * 85, "a/", "a/."])
     def test_row_of_a_record_is_no_locks(self, url: str, connect: Connect, key: str) -> None:
@@ -337,10 +302,12 @@ class TestCost:
         self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Per batch; and each has its own outcome."""
-        client = connect(url)
-        leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(1000)]
+        client, look = connect(url), Look(url)
+        client.lock("x").acquire().release()
+        grants = [Grant(f"lock {index}", f"owner {index}", index + 1, 600.0) for index in range(1000)]
+        rows = ", ".join(f"('{grant.name}', '{grant.owner}', {grant.token}, {now_us() + HOUR_US})" for grant in grants)
+        look.run(f"INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES {rows}")  # noqa: S608 - ours
         backend: Any = client._engine.client.backend
-        grants = [lease._record.grant for lease in leases]
         client.break_lock("lock 7")
 
         with counted(monkeypatch) as statements:
@@ -349,27 +316,8 @@ class TestCost:
         assert len([text for text in statements if text.startswith("UPDATE")]) == 1
         assert len(statements) <= 3
         assert [index for index, outcome in enumerate(outcomes) if outcome != Renewed()] == [7]
-        look = Look(url)
-        ((soonest,),) = look.run("SELECT min(expires_at_us) FROM lockkit_locks WHERE owner IS NOT NULL")
-        assert soonest > now_us() + 500_000_000
-        client.close()
-
-    def test_fifty_threads_use_few_connections(self, postgresql_url: str, connect: Connect) -> None:
-        """Statements wait for one another, not for the server's last connection."""
-        client = connect(postgresql_url)
-
-        def work(number: int) -> None:
-            for _ in range(5):
-                client.lock(f"lock {number}").acquire(timeout=PATIENCE).release()
-
-        with ThreadPoolExecutor(50) as pool:
-            list(pool.map(work, range(50)))
-
-        def few() -> str | None:
-            ((count,),) = Look(postgresql_url).run("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%lockkit%'")
-            return None if count <= 5 else f"{count} sessions"
-
-        wait_until(few)  # those of tests before this one may still be closing
+        ends = look.run("SELECT min(expires_at_us), max(expires_at_us) FROM lockkit_locks WHERE owner IS NOT NULL")
+        assert all(now_us() + 400_000_000 < end < now_us() + 700_000_000 for end in ends[0])
 
     def test_release_that_nobody_waits_for_tells_nobody(self, postgresql_url: str, connect: Connect) -> None:
         """NOTIFY serialises the commits of all who use it; so it is sent to waiters only."""
@@ -433,13 +381,10 @@ class TestTable:
         try:
             lease = client.lock("x", ttl=600).acquire()
             assert look.row("x", "tools.locks")[0] == lease.owner
-            got: list[Lease] = []
-            waiter = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=PATIENCE)))
-            waiter.start()
+            waiter = beside(other.lock("x").acquire, PATIENCE)
             wait_until(lambda: None if waits(other, "x") else "nobody waits")
             lease.release()
-            waiter.join(PATIENCE)
-            got[0].release()
+            waiter.result(PATIENCE).release()
         finally:
             look.run("DROP SCHEMA tools CASCADE")
 
@@ -460,40 +405,26 @@ class TestTable:
         assert ours == theirs
         assert "fillfactor=50" in ours
 
-    def test_table_that_lacks_a_column_is_an_error_of_configuration(self, url: str, connect: Connect) -> None:
-        """A table of this name that is somebody else's is not touched."""
-        Look(url).run("CREATE TABLE lockkit_locks (name VARCHAR(9) PRIMARY KEY, owner VARCHAR(9))")
-        client = connect(url)
 
-        with pytest.raises(lockkit.ConfigurationError, match="lacks a column: run lockkit migrate"):
-            client.lock("x").acquire(timeout=PATIENCE)
+def test_engine_whose_pool_is_used_up(url: str) -> None:
+    """50 locks are taken and released while the application holds all five connections of its pool."""
+    engine = sqlalchemy.create_engine(with_driver(url, DRIVERS), pool_size=5, max_overflow=0, pool_timeout=1)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(engine.connect())
+        client = stack.enter_context(lockkit.from_client(engine))
+        leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(50)]
+        for lease in leases:
+            lease.release()
+    with engine.connect() as connection:
+        assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
+    engine.dispose()
 
 
-class TestEngines:
-    """``from_client`` with an engine of the application's."""
-
-    def test_engine_whose_pool_is_used_up(self, url: str) -> None:
-        """50 locks are taken and released while the application holds all five connections of its pool."""
-        engine = sqlalchemy.create_engine(with_driver(url, DRIVERS), pool_size=5, max_overflow=0, pool_timeout=1)
-        held = [engine.connect() for _ in range(5)]
-        try:
-            with lockkit.from_client(engine) as client:
-                leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(50)]
-                for lease in leases:
-                    lease.release()
-        finally:
-            for connection in held:
-                connection.close()
-        with engine.connect() as connection:
-            assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
-        engine.dispose()
-
-    def test_engine_of_a_database_in_memory_is_refused(self) -> None:
-        """Another connection would not see the lock."""
-        engine = sqlalchemy.create_engine("sqlite://")
-
-        with pytest.raises(lockkit.ConfigurationError, match="in memory"):
-            lockkit.from_client(engine)
+def test_engine_of_a_database_in_memory_is_refused() -> None:
+    """Another connection would not see the lock."""
+    with pytest.raises(lockkit.ConfigurationError, match="in memory"):
+        lockkit.from_client(sqlalchemy.create_engine("sqlite://"))
 
 
 @pytest.mark.parametrize(
@@ -508,11 +439,16 @@ class TestEngines:
         ("postgresql://h/db?mode=tabel", r"no mode='tabel' \(did you mean 'table'\?\)"),
         ("postgresql://h/db?table=a.b.c", "schema.name"),
         ("postgresql://h/db?table=x;drop", "schema.name"),
+        # PostgreSQL would cut the name of the table beside it.
+        (f"postgresql://h/db?mode=row&table={'x' * 57}", "at most 56"),
+        ("mariadb://h/db?mode=row&keepalive=0.5", "keepalive"),
+        ("postgresql://h/db?mode=advisory&keepalive=inf", "keepalive"),
         ("postgresql://h/a/b", "the name of a database"),
         ("postgresql://h/db?auto_creat=1", r"in mode=table \(did you mean 'auto_create'\?\)"),
         ("postgresql://h/db?unix_socket=/x", "unknown option 'unix_socket'"),
         ("postgresql://h/db?sslmod=require", r"did you mean 'sslmode'"),
         ("mariadb://h/db?sslmode=require", "unknown option 'sslmode'"),
+        *[(f"mariadb://h/db?{tls}", "ssl") for tls in ("ssl=maybe", "ssl_ca=/nowhere/ca", "ssl_cert=/nowhere/c")],
         ("mariadb://h1,h2/db", "name one server"),
         ("mariadb://h/db?read_timeout=0", "above 0 seconds"),
         ("mysql+nosuch://h/db", "connects by PyMySQL, and knows no driver nosuch: leave it out"),
@@ -524,11 +460,3 @@ def test_url_that_is_wrong(url: str, message: str) -> None:
     with pytest.raises(lockkit.ConfigurationError, match=message) as caught:
         lockkit.connect(url)
     assert "hunter" not in str(caught.value)
-
-
-def test_each_mode_is_a_backend_of_its_own() -> None:
-    """The registry tells them apart; SQLite has one."""
-    assert registry.modes("sqlite") == ["table"]
-    assert registry.modes("redis") == [None]
-    assert registry.find("postgresql+psycopg", "table") is PostgresqlTable
-    assert registry.find("mariadb") is registry.find("mysql") is MysqlTable

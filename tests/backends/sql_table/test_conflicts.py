@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import PostgresServer, require, wait_until
-from tests.backends.sql_table.support import DRIVERS, with_driver
+from tests.backends.sql_session.support import ModeServer
+from tests.backends.sql_table.support import DRIVERS, Look, with_driver
+from tests.tries import beside
 
 pytestmark = pytest.mark.timeout(180)
 
 LONG = 600.0
 PATIENCE = 60.0
-TABLES = {"table": "lockkit_locks", "row": "lockkit_rows_leases", "advisory": "lockkit_advisory"}
 STEPS = [("table", "acquire"), ("table", "extend"), ("table", "release"), ("row", "acquire"), ("advisory", "acquire")]
 """What writes to a table of lockkit's, by mode."""
 
@@ -43,39 +43,20 @@ def postgresql() -> Iterator[PostgresServer]:
 
 
 @dataclass
-class Place:
-    """
-    A server with one mode's lock ``x`` on it, which was used before.
+class Place(ModeServer):
+    """A server with one mode's lock ``x`` on it, which was used before; `said` of errors: SQLSTATE, or a number."""
 
-    Attributes:
-        url: Of the server.
-        mode: Which.
-        said: What the database said of errors in lockkit's statements: SQLSTATE, or MariaDB's number.
-    """
-
-    url: str
-    mode: str
     said: list[str | int]
-
-    @property
-    def is_postgresql(self) -> bool:
-        """Whether it is PostgreSQL."""
-        return self.url.startswith("postgresql")
-
-    @property
-    def table(self) -> str:
-        """Which table is written."""
-        return TABLES[self.mode]
 
     def client(self) -> Client:
         """Make a client whose statements may wait for long, so that a slow test does not end them."""
         limits: dict[str, Any] = {} if self.is_postgresql else {"read_timeout": PATIENCE}
-        client = lockkit.connect(self.url, mode=self.mode, **limits)
+        client = lockkit.connect(self.url, **limits)
         client.lock("x", ttl=LONG).acquire(PATIENCE).release()
         self.said.clear()  # that there was no table
         return client
 
-    def step(self, client: Client, name: str) -> tuple[Lease, Callable[[], Lease | None]]:
+    def step(self, client: Client, name: str) -> tuple[Lease, Callable[[], Any]]:
         """Prepare for a step; give the last lease, and what does it."""
         lock = client.lock("x", ttl=LONG)
         lease = lock.acquire(PATIENCE)
@@ -86,15 +67,13 @@ class Place:
 
     def run(self, *statements: str) -> None:
         """Run statements of an administrator's."""
-        with self.others() as connection:
-            for statement in statements:
-                connection.execute(text(statement))
-            connection.commit()
+        for statement in statements:
+            Look(self.server.url).run(statement)
 
     @contextmanager
     def others(self) -> Iterator[SqlConnection]:
         """Give a connection of somebody else's. PostgreSQL looks for no deadlock on its behalf."""
-        engine = sqlalchemy.create_engine(with_driver(self.url, DRIVERS), poolclass=NullPool)
+        engine = sqlalchemy.create_engine(with_driver(self.server.url, DRIVERS), poolclass=NullPool)
         with engine.connect() as connection:
             if self.is_postgresql:
                 connection.execute(text("SET deadlock_timeout = '1h'"))
@@ -110,14 +89,13 @@ class Place:
                 "SELECT variable_value FROM information_schema.global_status"
                 " WHERE variable_name = 'Innodb_row_lock_current_waits'"
             )
-        with self.others() as connection:
+        look = Look(self.server.url)
 
-            def ask() -> str | None:
-                found = int(connection.execute(text(waiting)).scalar_one())
-                connection.rollback()
-                return None if found == count else f"{found} wait"
+        def ask() -> str | None:
+            ((found,),) = look.run(waiting)
+            return None if int(found) == count else f"{found} wait"
 
-            wait_until(ask)
+        wait_until(ask)
 
 
 @pytest.fixture
@@ -164,24 +142,6 @@ def hearing(heard: list[str | int]) -> Iterator[None]:
 
 
 @contextmanager
-def running(function: Callable[[], object]) -> Iterator[list[Any]]:
-    """Run a function in a thread meanwhile; what it returns or raises is in the list afterwards."""
-    got: list[Any] = []
-
-    def run() -> None:
-        try:
-            got.append(function())
-        except Exception as error:  # noqa: BLE001 - shown by whoever looks
-            got.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield got
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
-@contextmanager
 def audited(place: Place) -> Iterator[None]:
     """Have each change of a row of lockkit's change two rows of an application's, one after the other."""
     drop = [f"DROP TRIGGER {name}" for name in ("audit_insert", "audit_update")]
@@ -196,12 +156,12 @@ def audited(place: Place) -> Iterator[None]:
         body = f"BEGIN {count.format(1)}; {count.format(2)}; RETURN NEW; END"
         place.run(
             f"CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS '{body}'",
-            f"CREATE TRIGGER audit AFTER INSERT OR UPDATE ON {place.table} FOR EACH ROW EXECUTE FUNCTION audited()",
+            f"CREATE TRIGGER audit AFTER INSERT OR UPDATE ON {place.leases} FOR EACH ROW EXECUTE FUNCTION audited()",
         )
     else:
         for event in ("insert", "update"):
             body = f"BEGIN {count.format(1)}; {count.format(2)}; END"
-            place.run(f"CREATE TRIGGER audit_{event} AFTER {event} ON {place.table} FOR EACH ROW {body}")
+            place.run(f"CREATE TRIGGER audit_{event} AFTER {event} ON {place.leases} FOR EACH ROW {body}")
     try:
         yield
     finally:
@@ -225,7 +185,7 @@ def test_deadlock_that_the_database_ends_at_our_cost(
         B  ends
         we get row 1, and wait for row 2: the circle is closed by us, and A has more to lose
     """
-    place = Place(request.getfixturevalue(kind).url, mode, said)
+    place = Place(request.getfixturevalue(kind), mode, said)
     row = "SELECT 1 FROM {} WHERE {} FOR UPDATE".format
     with ExitStack() as stack:
         client = stack.enter_context(place.client())
@@ -236,23 +196,23 @@ def test_deadlock_that_the_database_ends_at_our_cost(
         other.execute(text("INSERT INTO weight VALUES (:n)"), [{"n": n} for n in range(200)])
         other.execute(text(row("audit", "n = 2")))
 
-        with running(act) as ours:
-            place.until_waiting(1)
-            with running(lambda: other.execute(text(row(place.table, "name = 'x'"))).all()) as theirs:
-                place.until_waiting(2)
-                first.rollback()
-            assert [list(map(tuple, rows)) for rows in theirs] == [[(1,)]]
-            assert ours == []
-            other.commit()
+        ours = beside(act)
+        place.until_waiting(1)
+        theirs = beside(lambda: other.execute(text(row(place.leases, "name = 'x'"))).all())
+        place.until_waiting(2)
+        first.rollback()
+        assert [tuple(each) for each in theirs.result(PATIENCE)] == [(1,)]
+        assert not ours.done()
+        other.commit()
+        outcome = ours.result(PATIENCE)
 
         # More than once, if ours had its row again before A was woken.
         assert set(said) == {"40P01" if place.is_postgresql else 1213}
-        assert [outcome for outcome in ours if isinstance(outcome, BaseException)] == []
         held = [(holder.owner, holder.token) for holder in client.holders("x")]
         if step == "release":
             assert held == []
         else:
-            now = lease if step == "extend" else ours[0]
+            now = lease if step == "extend" else outcome
             assert held == [(now.owner, now.token)]
             assert now is lease or now.token > lease.token
 
@@ -264,26 +224,22 @@ def test_serialization_failure_of_ours(mode: str, step: str, postgresql: Postgre
 
     Somebody else's change of our row commits while we wait for it.
     """
-    place = Place(postgresql.url, mode, said)
+    place = Place(postgresql, mode, said)
     with ExitStack() as stack:
         client = stack.enter_context(place.client())
         _, act = place.step(client, step)
         backend: Any = client._engine.client.backend
-        for connection in (*backend.database._idle, *sessions_of(backend)):
+        sessions = backend._sessions._idle if mode != "table" else []
+        for connection in (*backend.database._idle, *(session.connection for session in sessions)):
             drive(connection.run(Statement("SET default_transaction_isolation = 'serializable'")))
         other = stack.enter_context(place.others())
-        other.execute(text(f"UPDATE {place.table} SET token = token + 1000000000 WHERE name = 'x'"))  # noqa: S608 - ours
-        (token,) = other.execute(text(f"SELECT token FROM {place.table} WHERE name = 'x'")).scalars()  # noqa: S608
+        other.execute(text(f"UPDATE {place.leases} SET token = token + 1000000000 WHERE name = 'x'"))  # noqa: S608 - ours
+        (token,) = other.execute(text(f"SELECT token FROM {place.leases} WHERE name = 'x'")).scalars()  # noqa: S608
 
-        with running(act) as ours:
-            place.until_waiting(1)
-            other.commit()
+        ours = beside(act)
+        place.until_waiting(1)
+        other.commit()
 
+        lease = ours.result(PATIENCE)
         assert said == ["40001"]
-        assert [outcome for outcome in ours if isinstance(outcome, BaseException)] == []
-        assert step != "acquire" or ours[0].token > token
-
-
-def sessions_of(backend: Any) -> list[Connection]:  # noqa: ANN401 - a backend
-    """Give the connections on which this client locks, if that is done on connections."""
-    return [session.connection for session in backend._sessions._idle] if hasattr(backend, "_sessions") else []
+        assert step != "acquire" or lease.token > token

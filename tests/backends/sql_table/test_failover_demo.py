@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -11,34 +13,23 @@ import lockkit
 from lockkit.fencing import SqlGuard
 from lockkit.sql import lock_in
 from lockkit_tools.servers import FaultProxy, PostgresServer, require, wait_until
-from lockkit_tools.servers.binaries import find_program
+from tests.backends.sql_table.support import Standby
 from tests.storage.sql.support import Base
 
 
-class Pair:
-    """
-    A primary and its replica, whose replication can be cut.
+class Pair(NamedTuple):
+    """A primary and its replica, whose replication can be cut."""
 
-    Attributes:
-        primary: Where everybody writes at first.
-        replica: Copies it through a proxy.
-    """
+    primary: PostgresServer
+    replica: PostgresServer
+    link: FaultProxy
 
-    def __init__(self, primary: PostgresServer, replica: PostgresServer, link: FaultProxy) -> None:
-        """Take what has been started."""
-        self.primary = primary
-        self.replica = replica
-        self._link = link
-
-    def wait_for_copy(self) -> None:
-        """Wait until the replica has all that the primary has."""
+    def cut(self) -> None:
+        """Wait until the replica has all that the primary has, and let nothing more through to it."""
         position = self.primary.execute("SELECT pg_current_wal_flush_lsn()")
         asked = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
         wait_until(lambda: None if self.replica.execute(asked) == "t" else "the replica lags behind", timeout=30.0)
-
-    def cut(self) -> None:
-        """Let nothing more through to the replica."""
-        self._link.blackhole()
+        self.link.blackhole()
 
     def fail_over(self) -> None:
         """Crash the primary and promote the replica."""
@@ -48,18 +39,10 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A primary and its replica in sync."""
+    """A primary and its replica."""
     require("postgresql", local=True)
-    with PostgresServer() as primary, FaultProxy(primary.host, primary.port) as link:
-        replica = PostgresServer()
-        # Made beforehand, so that it takes the copy for its own cluster.
-        program = str(find_program("pg_basebackup", "postgres").with_name("pg_basebackup"))
-        where = f"host={link.host} port={link.port} user=postgres"
-        replica.run(program, "-D", str(replica.data), "-d", where, "-R", "--checkpoint=fast", "--no-sync")
-        with replica:
-            pair = Pair(primary, replica, link)
-            pair.wait_for_copy()
-            yield pair
+    with PostgresServer() as primary, FaultProxy(primary.host, primary.port) as link, Standby(primary, link) as replica:
+        yield Pair(primary, replica, link)
 
 
 def base(server: PostgresServer) -> Base:
@@ -67,33 +50,33 @@ def base(server: PostgresServer) -> Base:
     return Base("postgresql", server.url.partition("://")[2])
 
 
-@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
-def test_promoted_replica_grants_a_second_holder_and_the_guard_rejects_the_first(pair: Pair, mode: str) -> None:
+def test_promoted_replica_grants_a_second_holder_and_the_guard_rejects_the_first(pair: Pair) -> None:
     """Nobody can prevent it where replication is asynchronous; the second one has the higher token."""
-    with lockkit.connect(f"{pair.primary.url}?mode={mode}") as client:
-        client.lock("made before").acquire(timeout=30).release()
-    pair.wait_for_copy()
-    pair.cut()
-
-    with (
-        lockkit.connect(f"{pair.primary.url}?mode={mode}") as one,
-        lockkit.connect(f"{pair.replica.url}?mode={mode}") as two,
-    ):
-        first = one.lock("x", ttl=600, renew=False).acquire(timeout=30)
+    modes = ("table", "row", "advisory")
+    with ExitStack() as stack:
+        one, two = (
+            {mode: stack.enter_context(lockkit.connect(f"{server.url}?mode={mode}")) for mode in modes}
+            for server in (pair.primary, pair.replica)
+        )
+        for mode in modes:
+            one[mode].lock("made before").acquire(timeout=30).release()
+        pair.cut()
+        firsts = [one[mode].lock(mode, ttl=600, renew=False).acquire(timeout=30) for mode in modes]
         pair.fail_over()
-        second = two.lock("x", ttl=600).acquire(timeout=30)
+        engine = stack.enter_context(base(pair.replica).engine())
+        for mode, first in zip(modes, firsts, strict=True):
+            second = two[mode].lock(mode, ttl=600).acquire(timeout=30)
 
-        if mode == "table":
-            assert first.held  # it cannot know; the others lose their connection, and are told
-        else:
-            assert first.wait_lost(30)
-        assert second.token > first.token
-        with base(pair.replica).engine() as engine:
+            if mode == "table":
+                assert first.held  # it cannot know; the others lose their connection, and are told
+            else:
+                assert first.wait_lost(30)
+            assert second.token > first.token
             with engine.begin() as connection:
-                SqlGuard(connection).accept("x", token=second.token)
+                SqlGuard(connection).accept(mode, token=second.token)
             with engine.begin() as connection, pytest.raises(lockkit.StaleToken):
-                SqlGuard(connection).accept("x", token=first.token)
-        second.release()
+                SqlGuard(connection).accept(mode, token=first.token)
+            second.release()
 
 
 def test_transaction_with_a_lock_is_lost_with_its_primary_and_tokens_go_on(pair: Pair) -> None:
@@ -102,7 +85,6 @@ def test_transaction_with_a_lock_is_lost_with_its_primary_and_tokens_go_on(pair:
         with engine.begin() as connection:
             connection.execute(sa.text("CREATE TABLE work (token bigint)"))
             lock_in(connection, "x")
-        pair.wait_for_copy()
         pair.cut()
         tokens = []
         # More than the 32 numbers that PostgreSQL logs ahead.

@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 import lockkit
 from lockkit.backend import Gone, Grant, Renewed, apart
+from lockkit.backends.sql_table import backend as sql_table
 from lockkit.backends.sql_table.backend import SqlTableBackend
 from lockkit.backends.sql_table.statements import SHARED
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit_tools.servers import MariaServer, PostgresServer, require, wait_until
+from lockkit_tools.servers import wait_until
 from tests.backends.sql_table.support import Connect, Look, counted, now_us, waits
-from tests.tries import busy, until
+from tests.tries import beside, busy, tried
 
 pytestmark = pytest.mark.timeout(180)
 
-T = TypeVar("T")
-
 PATIENCE = 60.0
 LONG = 600.0
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """Strict by default."""
-    require("postgresql", local=True)
-    with PostgresServer(settings={"default_transaction_isolation": "'serializable'"}) as server:
-        yield server
-
-
-@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database of each kind, without a table."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/locks.db"
-    server: PostgresServer | MariaServer = request.getfixturevalue(request.param)
-    server.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
-    return server.url
 
 
 def backend_of(client: Client) -> SqlTableBackend:
@@ -61,27 +38,12 @@ def stored(look: Look) -> dict[str, Any]:
 
 def read(client: Client, ttl: float = LONG) -> Lease:
     """Read-lock ``x``, in a thread of its own: in one thread a read inside a read is the same lease."""
-    return elsewhere(lambda: client.rwlock("x", ttl=ttl).read().acquire(PATIENCE))
+    return beside(client.rwlock("x", ttl=ttl).read().acquire, PATIENCE).result(PATIENCE)
 
 
 def try_read(client: Client) -> Lease | None:
-    """Try the same once; again if a server that stalls has not answered."""
-    lock = client.rwlock("x", ttl=LONG).read()
-    answered: list[Lease | None] = []
-
-    def ask() -> bool:
-        with suppress(BackendUnavailable):
-            answered.append(elsewhere(lock.try_acquire))
-        return bool(answered)
-
-    until(ask)
-    return answered[0]
-
-
-def elsewhere(call: Callable[[], T]) -> T:
-    """Call in another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result(PATIENCE)
+    """Try the same once."""
+    return beside(tried, client.rwlock("x", ttl=LONG).read()).result(2 * PATIENCE)
 
 
 class TestRow:
@@ -106,27 +68,6 @@ class TestRow:
         assert look.row("x") == (None, second.token, 0)
         assert stored(look) == {}
 
-    def test_exclusive_lock_names_no_column_of_readers(
-        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """So readers make it no slower; and where the columns are missing, reading says what to do."""
-        client, look = connect(url), Look(url)
-        client.lock("x").acquire().release()
-        with counted(monkeypatch) as statements:
-            lease = client.lock("x").acquire(timeout=PATIENCE)
-            lease.release()
-        assert len(statements) == 2
-        assert not [text for text in statements if "writer" in text or "shares" in text]
-        for column in ("shares", "writer", "writer_until_us"):
-            look.run(f"ALTER TABLE lockkit_locks DROP COLUMN {column}")
-
-        older = connect(url)
-        with older.lock("x", timeout=PATIENCE) as lease:
-            assert lease.confirm()
-            assert [holder.owner for holder in older.holders("x")] == [lease.owner]
-        with pytest.raises(lockkit.ConfigurationError, match="run lockkit migrate"):
-            read(older)
-
     def test_read_and_permit_are_three_statements_each(
         self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -148,25 +89,11 @@ class TestRow:
         held.release()
         permit.release()
 
-    def test_foreign_holder_keeps_readers_out(self, url: str, connect: Connect) -> None:
-        """One that writes only the columns of the contract."""
-        client, look = connect(url), Look(url)
-        read(client).release()
-        look.run(
-            "UPDATE lockkit_locks SET owner = 'cron', expires_at_us = :until WHERE name = 'x'",
-            until=now_us() + 600_000_000,
-        )
-        assert busy(client.rwlock("x").read())
-        look.run("UPDATE lockkit_locks SET owner = NULL WHERE name = 'x'")  # and forgets the rest
-        lease = read(client, ttl=30)
-        assert abs(look.row("x")[2] - now_us() - 30e6) < 20e6
-        lease.release()
-
     def test_metadata_of_readers(self, url: str, connect: Connect) -> None:
         """Each has its own, whatever is in it, before and after an update or a downgrade."""
         client = connect(url)
         odd = {"text": 'é "quoted" \\ % $1 \x00 {}', "null": None}
-        first = elsewhere(lambda: client.rwlock("x", ttl=LONG, metadata=odd).read().acquire(PATIENCE))
+        first = beside(client.rwlock("x", ttl=LONG, metadata=odd).read().acquire, PATIENCE).result(PATIENCE)
         second = read(client)
         assert {holder.owner: holder.metadata.get("text") for holder in client.holders("x")} == {
             first.owner: odd["text"], second.owner: None,
@@ -303,64 +230,59 @@ class TestLeases:
     def test_client_that_closes_releases_all_together(
         self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One statement for locks, two for the others."""
+        """One statement for each batch of locks, two for the others."""
+        monkeypatch.setattr(sql_table, "BATCH", 2)
         client, look = connect(url), Look(url)
         leases = [read(client) for _ in range(3)]
         leases += [client.semaphore("x", limit=2, ttl=LONG).acquire(PATIENCE)]
-        leases += [client.lock("z", ttl=LONG).acquire(PATIENCE)]
+        leases += [client.lock(f"z{number}", ttl=LONG).acquire(PATIENCE) for number in range(3)]
 
         with counted(monkeypatch) as statements:
             client.close()
 
         assert not any(lease.held for lease in leases)
-        assert len(statements) == 3
+        assert len(statements) == 4
         assert look.run("SELECT COUNT(*) FROM lockkit_locks WHERE owner IS NOT NULL") == [(0,)]
 
 
-class TestWriters:
-    """The mark of a waiting writer."""
+def test_mark_ends_with_the_wait(url: str, connect: Connect) -> None:
+    """Given up: readers get in at once. Granted: they get in after it."""
+    client, writer = connect(url), connect(url)
+    held = read(client)
+    assert busy(writer.lock("x", ttl=LONG), 0.2)
+    lease = try_read(client)
+    assert lease is not None
+    lease.release()
 
-    def test_mark_ends_with_the_wait(self, url: str, connect: Connect) -> None:
-        """Given up: readers get in at once. Granted: they get in after it."""
-        client, writer = connect(url), connect(url)
-        held = read(client)
-        assert busy(writer.lock("x", ttl=LONG), 0.2)
+    waiting = beside(writer.lock("x", ttl=LONG).acquire, PATIENCE)
+    wait_until(lambda: None if waits(writer, "x") else "nobody waits")
+    assert try_read(client) is None
+    held.release()
+    waiting.result(PATIENCE).release()
+    lease = try_read(client)
+    assert lease is not None
+    lease.release()
+
+
+def test_mark_of_a_dead_writer_ends_by_the_server_s_clock(url: str, connect: Connect) -> None:
+    """It stops readers for a few seconds, not for ever; its owner does not matter then."""
+    client, look = connect(url), Look(url)
+    held = read(client)
+    for until_us, granted in ((now_us() + 60_000_000, False), (now_us() - 1_000_000, True)):
+        look.run("UPDATE lockkit_locks SET writer = 'dead', writer_until_us = :until", until=until_us)
         lease = try_read(client)
-        assert lease is not None
-        lease.release()
-
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(writer.lock("x", ttl=LONG).acquire, PATIENCE)
-            wait_until(lambda: None if waits(writer, "x") else "nobody waits")
-            assert try_read(client) is None
-            held.release()
-            waiting.result(PATIENCE).release()
-        lease = try_read(client)
-        assert lease is not None
-        lease.release()
-
-    def test_mark_of_a_dead_writer_ends_by_the_server_s_clock(self, url: str, connect: Connect) -> None:
-        """It stops readers for a few seconds, not for ever; its owner does not matter then."""
-        client, look = connect(url), Look(url)
-        held = read(client)
-        for until_us, granted in ((now_us() + 60_000_000, False), (now_us() - 1_000_000, True)):
-            look.run("UPDATE lockkit_locks SET writer = 'dead', writer_until_us = :until", until=until_us)
-            lease = try_read(client)
-            assert (lease is not None) is granted
-            if lease is not None:
-                lease.release()
-        held.release()
+        assert (lease is not None) is granted
+        if lease is not None:
+            lease.release()
+    held.release()
 
 
-def test_waiting_readers_of_one_client_are_all_woken(postgresql: PostgresServer, connect: Connect) -> None:
+def test_waiting_readers_of_one_client_are_all_woken(postgresql_url: str, connect: Connect) -> None:
     """By one notification on one connection; else each would wait for the ttl of the writer."""
-    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")
-    client, writer = connect(postgresql.url), connect(postgresql.url)
+    client, writer = connect(postgresql_url), connect(postgresql_url)
     written = writer.lock("x", ttl=LONG).acquire(PATIENCE)
-    with ThreadPoolExecutor(5) as pool:
-        reading = [pool.submit(read, client) for _ in range(5)]
-        wait_until(lambda: None if client._engine.acquisitions.waiting_count("x") == 5 else "not all wait")
-        written.release()
-        leases = [call.result(PATIENCE) for call in reading]
-    for lease in leases:
-        lease.release()
+    reading = [beside(read, client) for _ in range(5)]
+    wait_until(lambda: None if client._engine.acquisitions.waiting_count("x") == 5 else "not all wait")
+    written.release()
+    for call in reading:
+        call.result(PATIENCE).release()

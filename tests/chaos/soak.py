@@ -81,7 +81,8 @@ def play(directory: Path, number: int, seed: int, given: argparse.Namespace) -> 
     turn = {"turn": number, "target": target, "faults": faults, "seed": seed + number, "date": time.strftime("%F")}
     try:
         outcome = run_on(
-            TARGETS[target], folder, given.seconds, seed=seed + number, faults=faults, relay=True, calm=given.calm
+            TARGETS[target], folder, given.seconds, seed=seed + number, processes=given.processes, faults=faults,
+            relay=True, calm=given.calm,
         )  # fmt: skip
         turn |= describe(outcome)
         if turn["odd"]:
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of faults a turn (default: {SECONDS:g})")
     parser.add_argument("--calm", type=float, default=CALM_SECONDS, help=f"after them (default: {CALM_SECONDS:g})")
     parser.add_argument("--targets", nargs="+", choices=[*TARGETS], default=[*TARGETS], metavar="TARGET")
+    parser.add_argument("--processes", type=int, default=6, help="client processes, besides a relay (default: 6)")
     parser.add_argument("--seed", type=int, default=None, help="of the first turn of a new soak")
     parser.add_argument("--report", action="store_true", help="only report")
     parser.add_argument("--record", action="store_true", help=f"write the report to {SOAK.name} for the docs")

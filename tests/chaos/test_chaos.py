@@ -200,7 +200,9 @@ def test_soak_reports_what_is_wrong_and_keeps_its_history(
     monkeypatch.setitem(cast("dict[str, Entry]", TARGETS), "planted", planted)
     monkeypatch.setattr("tests.chaos.run.LEFT_SECONDS", 5.0)
 
-    status = soak.main([str(tmp_path), "--hours=1e-9", "--seconds=1", "--calm=10", "--seed=0", "--targets", "planted"])
+    options = ["--hours=1e-9", "--seconds=1", "--calm=10", "--seed=0", "--processes=3", "--targets", "planted"]
+
+    status = soak.main([str(tmp_path), *options])
 
     assert status == 1
     assert soak.main([str(tmp_path), "--report"]) == 1
@@ -212,7 +214,7 @@ def test_soak_reports_what_is_wrong_and_keeps_its_history(
 @pytest.mark.slow
 def test_soak_that_was_killed_goes_on_with_the_turn_that_it_did_not_end(tmp_path: Path) -> None:
     """With the same seed; the hours that it ran count."""
-    options = ["--seconds=0.2", "--calm=0", "--seed=7", "--targets", "file"]
+    options = ["--seconds=0.2", "--calm=0", "--seed=7", "--processes=2", "--targets", "file"]
     started = start_python("-m", "tests.chaos.soak", tmp_path, "--hours=9", *options)
     try:
         deadline = time.monotonic() + LIMIT

@@ -1,7 +1,8 @@
 """
 Checks all models, or those that are named, and replays the code: ``python -m tests.models [NAME…] [OPTION…]``.
 
-``--record`` writes what the page on the models shows, ``--draw`` the schedule of each mutant as a picture.
+``--record`` writes what the page on the models shows, and the schedules that `nox -s tests` takes again; ``--draw`` the
+schedule of each mutant as a picture.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from tests.models.check import MODELS, Model, Mutant, Search, SpinFailed, models
+from tests.models.check import MODELS, PROGRESS, Model, Mutant, Search, SpinFailed, models
 from tests.models.drawing import DRAWINGS, draw, path_of
 from tests.models.replays import REPLAYS, replay
 from tests.models.test_replay import MUTANTS
@@ -80,8 +81,21 @@ def main(arguments: list[str]) -> int:
     failures = 0
     results: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for (model, run, mutant), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs), strict=True):
-            what = f"{model.name} {run} {mutant.define if mutant else ''}".ljust(50)
+        for (model, run, mutant), (broken, found) in zip(jobs, pool.map(lambda job: check(*job), jobs), strict=True):
+            what, wrong = f"{model.name} {run} {mutant.define if mutant else ''}".ljust(50), broken
+            if found and mutant and not wrong:
+                (entry,) = (
+                    one
+                    for one in results.setdefault(model.name, describe(model))["mutants"]
+                    if one["define"] == mutant.define
+                )
+                if mutant.promise != PROGRESS:  # that nothing can happen after it, no schedule shows
+                    entry["schedule"] = found.written
+                drawn = draw(model, mutant, found)
+                if "--draw" in arguments:
+                    path_of(model, mutant).write_text(drawn, encoding="utf-8")
+                elif path_of(model, mutant).read_text() != drawn:
+                    wrong = "the drawing is of another schedule: --draw"
             failures += bool(wrong)
             if found:
                 what += f"{found.states:>9,} states {found.seconds:6.2f} s {mutant.promise if mutant else ''}"
@@ -90,8 +104,6 @@ def main(arguments: list[str]) -> int:
             if found and mutant is None:
                 numbers = {"states": found.states, "depth": found.depth, "seconds": found.seconds}
                 results.setdefault(model.name, describe(model))["runs"][run] |= numbers
-            elif found and mutant and not wrong and "--draw" in arguments:
-                path_of(model, mutant).write_text(draw(model, mutant, found), encoding="utf-8")
     replayed = [model for model in chosen if model.name in REPLAYS]
     with ProcessPoolExecutor(os.cpu_count(), initializer=be_quiet) as processes:  # a mutant changes a whole process
         for model, (wrong, seen) in zip(replayed, processes.map(replay_code, replayed), strict=True):

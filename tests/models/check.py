@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -34,6 +34,7 @@ PROGRESS = "progress"
 _VIOLATED = re.compile(r"pan:\d+: (?:assertion violated (\w+)|(invalid end state))")
 _STEP = re.compile(r"\s*(\d+):\s+proc\s+(\d+) \((\w+):\d+\) \S*?([\w.]+):(\d+) \(state \d+\)\s+\[(.*)\]")
 _VALUE = re.compile(r"\t\t(?:\w+\((\d+)\):)?(\w+)(?:\[(\d+)\])? = (\w+)")
+_FAILED = re.compile(r"text of failed assertion: assert\((\w+)\)")
 _STUCK = re.compile(r"proc\s+(\d+) \(\w+:\d+\) \S+ \(state \d+\)$", re.MULTILINE)
 
 
@@ -77,6 +78,7 @@ class Search:
     states: int
     depth: int
     seconds: float
+    written: str = ""  # the schedule, as Spin writes it
     trail: tuple[Step, ...] = ()
     start: Values = field(default_factory=Values)  # before the first step
     stuck: frozenset[int] = frozenset()  # processes that have not ended
@@ -128,15 +130,12 @@ class Model:
 
     def search(self, run: str, mutant: Mutant | None = None) -> Search:
         """Search all schedules of a run, up to the first that breaks a promise; of a mutant, its promise."""
-        checked = self.promises if mutant is None else {mutant.promise}
-        flags = [*self.runs[run], *(f"-Dcheck_{name}={int(name in checked)}" for name in self.promises)]
-        if mutant is not None:
-            flags.append(f"-D{mutant.define}")
+        checked, flags = self._checked(run, mutant)
         with tempfile.TemporaryDirectory(prefix="lockkit-model-") as folder:
             call(folder, spin(), "-a", *flags, str(self.path))
-            # A mutant breaks early, and breadth first by its shortest schedule: compiling takes longer than searching.
-            how = ("-O1",) if mutant is None else ("-O0", "-DBFS")
-            call(folder, "gcc", *how, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
+            # A mutant breaks early, and breadth first by its shortest schedule. Optimizing takes longer than it saves.
+            how = () if mutant is None else ("-DBFS",)
+            call(folder, "gcc", *how, "-O0", "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
             said = call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
             found = _VIOLATED.search(said)
             broken = "" if found is None else found[1] or PROGRESS
@@ -150,17 +149,37 @@ class Model:
                 raise SpinFailed(f"{self.name}, run {run}: not every schedule was searched:\n{said}")
             states, depth = (int(number[1]) for number in numbers if number is not None)
             search = Search(broken, states, depth, float(elapsed[1]) if elapsed else 0.0)
-            return replace(search, **self._replay(folder, flags)) if broken else search
+            return self._follow(search, folder, flags) if broken else search
 
-    def _replay(self, folder: str, flags: Sequence[str]) -> dict[str, Any]:
+    def follow(self, mutant: Mutant, written: str) -> Search | None:
+        """Take the steps of a known schedule of a mutant, without a search; None if it does not break the promise."""
+        if not written:
+            return None
+        _, flags = self._checked(mutant.run, mutant)
+        with tempfile.TemporaryDirectory(prefix="lockkit-model-") as folder:
+            Path(folder, "known.trail").write_text(written.replace(" ", "\n") + "\n")
+            found = self._follow(Search("", 0, 0, 0.0), folder, flags)
+        return found if found.broken == mutant.promise else None
+
+    def _checked(self, run: str, mutant: Mutant | None) -> tuple[Iterable[str], list[str]]:
+        """Return the promises that are checked, and Spin's options."""
+        checked = self.promises if mutant is None else {mutant.promise}
+        made = [] if mutant is None else [f"-D{mutant.define}"]
+        return checked, [*self.runs[run], *(f"-Dcheck_{name}={int(name in checked)}" for name in self.promises), *made]
+
+    def _follow(self, search: Search, folder: str, flags: Sequence[str]) -> Search:
         """Let Spin take the steps that broke a promise; and, for the values at the start, a first step of any."""
         (trail,) = Path(folder).glob("*.trail")
         told = ("-p", "-g", "-l", *flags, str(self.path))
         start = call(folder, spin(), "-u1", "-n1", *told).rpartition("#processes")[2]
         steps, _, end = call(folder, spin(), "-k", trail.name, *told).rpartition("#processes")
         values = Values().after(start)
-        stuck = frozenset(map(int, _STUCK.findall(end)))
-        return {"start": values, "trail": tuple(self._steps(steps, values)), "stuck": stuck}
+        # Spin says so of each step that the process cannot take.
+        failed = None if "transition failed" in steps else _FAILED.search(steps)
+        return replace(
+            search, broken=search.broken or (failed[1] if failed else ""), written=" ".join(trail.read_text().split()),
+            start=values, trail=tuple(self._steps(steps, values)), stuck=frozenset(map(int, _STUCK.findall(end))),
+        )  # fmt: skip
 
     def _steps(self, said: str, values: Values) -> Iterator[Step]:
         """Read the schedule that broke a promise, one step of a process each."""

@@ -156,7 +156,7 @@ class Follower:
         self.tick = tick
         self._program = folder / "pan"
         call(str(folder), spin(), "-a", "-DREPLAY", *flags, str(MODELS / f"{model}.pml"))
-        options = ["-O1", "-w", "-DSAFETY", "-DNOREDUCE", f"-DMEMLIM={MEGABYTES_MAX}", f"-I{MODELS}"]
+        options = ["-O0", "-w", "-DSAFETY", "-DNOREDUCE", f"-DMEMLIM={MEGABYTES_MAX}", f"-I{MODELS}"]
         call(str(folder), "gcc", *options, "-o", "pan", "pan.c")
 
     def follow(self, events: Sequence[Event]) -> int | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.models.__main__ import RESULTS, describe
-from tests.models.check import PROGRESS, Model, Mutant, SpinFailed, models
+from tests.models.check import PROGRESS, Model, Mutant, Search, SpinFailed, models
 from tests.models.drawing import DRAWINGS, Trace, draw, path_of
 
 MODELS = models()
+RECORDED = json.loads(RESULTS.read_text())
 
 
 def _mutants() -> list[object]:
@@ -28,20 +30,34 @@ def test_every_schedule_keeps_every_promise(model: Model, run: str) -> None:
     found = model.search(run)
 
     assert found.broken == "", [step.action for step in found.trail]
-    assert found.states == json.loads(RESULTS.read_text())[model.name]["runs"][run]["states"], (
-        "nox -s models -- --record"
-    )
+    assert found.states == RECORDED[model.name]["runs"][run]["states"], "nox -s models -- --record"
+
+
+def harmful(model: Model, mutant: Mutant) -> Search:
+    """Take the schedule that `nox -s models` has recorded; if there is none, or it does no harm any more, search."""
+    schedules = {one["define"]: one.get("schedule", "") for one in RECORDED[model.name]["mutants"]}
+    return model.follow(mutant, schedules.get(mutant.define, "")) or model.search(mutant.run, mutant)
 
 
 @pytest.mark.parametrize(("model", "mutant"), _mutants())
 def test_mutant_breaks_its_promise(model: Model, mutant: Mutant) -> None:
-    """A mistake is found, with the schedule that shows it."""
-    found = model.search(mutant.run, mutant)
+    """There is a schedule in which it does, the one that is drawn; `nox -s models` searches for the shortest."""
+    found = harmful(model, mutant)
 
     assert found.broken == mutant.promise
     assert found.trail
     assert all(step.process and step.action for step in found.trail)
     assert path_of(model, mutant).read_text() == draw(model, mutant, found), f"nox -s models -- {model.name} --draw"
+
+
+def test_schedule_that_does_no_harm_is_none() -> None:
+    """Of the model without the mistake; and of steps that no process can take."""
+    model, mutant = MODELS[0], MODELS[0].mutants[0]
+    written = harmful(model, mutant).written
+
+    assert model.follow(mutant, written) is not None
+    assert model.follow(replace(mutant, define="NOTHING"), written) is None
+    assert model.follow(mutant, " ".join([*written.split()[:3], *written.split()[-3:]])) is None
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -65,6 +81,8 @@ def test_page_shows_the_models_as_they_are() -> None:
         model.pop("replay", None)
         for run in model["runs"].values():
             del run["states"], run["depth"], run["seconds"]
+        for mutant in model["mutants"]:
+            mutant.pop("schedule", None)
 
     assert recorded == {model.name: describe(model) for model in MODELS}
 
@@ -82,7 +100,7 @@ def test_drawing_shows_those_who_hold_the_lock_when_the_promise_breaks(name: str
     """They are the clients whose time is left in the last step that Spin took; the lock is kept for one at most."""
     model = next(model for model in MODELS if model.name == name)
     mutant = next(mutant for mutant in model.mutants if mutant.promise == "exclusion")
-    found = model.search(mutant.run, mutant)
+    found = harmful(model, mutant)
     believe = {client for client, left in found.trail[-1].values["left"].items() if left > 0}
 
     trace = Trace(model, mutant, found)

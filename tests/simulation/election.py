@@ -130,22 +130,12 @@ def _schedule_faults(stage: Stage, process: Process, acts: Acts, chance: random.
             stage.world.call_at(at + lasts, stage.network.heal, process, stage.node)
         else:
             stage.world.call_at(at, _pause, process, acts)
-            stage.world.call_at(at + lasts, _resume, process)
+            stage.world.call_at(at + lasts, process.resume)
     if chance.random() < 0.2:
-        stage.world.call_at(chance.uniform(0.0, SECONDS), _crash, process)
+        stage.world.call_at(chance.uniform(0.0, SECONDS), process.crash)
 
 
 def _pause(process: Process, acts: Acts) -> None:
     if not process.dead and not process.paused:
         acts.pauses[process.name] += 1
         process.pause()
-
-
-def _resume(process: Process) -> None:
-    if process.paused and not process.dead:
-        process.resume()
-
-
-def _crash(process: Process) -> None:
-    if not process.dead:
-        process.crash()

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from lockkit.aio import Client, Lease, Lock
 from lockkit.backend import LockBackend
@@ -127,14 +129,11 @@ class Crowd:
                 world.call_at(at + lasts, process.resume)
             else:
                 for node in chance.sample(self.nodes, (len(self.nodes) + 1) // 2):
-                    requests = chance.random() < 0.5
-                    world.call_at(at, lambda node=node, requests=requests: self._cut(process, node, requests=requests))
+                    cut = partial(self.network.cut, process, node, requests=chance.random() < 0.5)
+                    world.call_at(at, cut)
                     world.call_at(at + lasts, self.network.heal, process, node)
         if chance.random() < 0.2:
             world.call_at(chance.uniform(0.0, HEALED_AT), process.crash)
-
-    def _cut(self, process: Process, node: Node, *, requests: bool) -> None:
-        self.network.cut(process, node, requests=requests)
 
     async def work(self, process: Process, choose: Callable[[], Lock]) -> None:
         """Acquire, hold and release, without a pause if calm."""
@@ -145,17 +144,12 @@ class Crowd:
                 task = process.start(self._round(process, lock, chance), "round", awaited=True)
                 self.world.call_in(chance.uniform(0.0, TTL), task.cancel)
                 await task.join()
-                await self._ended(task.result)
+                with suppress(Cancelled):
+                    task.result()
             else:
                 await self._round(process, lock, chance)
             if not self.calm:
                 await sleep(process, chance.uniform(0.0, 0.2))
-
-    async def _ended(self, result: Callable[[], None]) -> None:
-        try:
-            result()
-        except Cancelled:
-            return
 
     async def _round(self, process: Process, lock: Lock, chance: random.Random) -> None:
         timeout = None if self.calm else chance.choice((None, None, 0.0, chance.uniform(0.0, TTL)))

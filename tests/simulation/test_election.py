@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.primitives.election import Tenure
 from tests.simulation.election import hold_elections, overlaps, stale_acts
 from tests.simulation.support import known_first
+from tests.simulation.test_mutants import believe_from_the_answer
 
 SEEDS = range(150)
 
@@ -39,14 +38,6 @@ async def sleeps_through(self: Tenure, seconds: float) -> bool:
     seen = self._look()
     await self._runtime.sleep(seconds)
     return seen
-
-
-def believe_from_the_answer(
-    self: LeaseRecord, anchor: float, ttl: float, real: Callable[..., None] = LeaseRecord.set_deadline
-) -> None:
-    """Count the ttl from when the answer came."""
-    del anchor
-    real(self, self.client.runtime.now(), ttl)
 
 
 # What is broken, how, and in which schedule that was found.

@@ -202,7 +202,7 @@ MUTANTS = {
     "release without owner check": Mutant(("ownership", "exclusion"), server=ReleasesAnybodys),
     "renewal creates": Mutant(("tokens",), server=RenewalCreates),
     "token without the last one": Mutant(("tokens",), server=TokenIsTheClock),
-    "token without the clock": Mutant(("tokens",), server=TokenIsACounter),
+    "token without the clock": Mutant(("tokens",), 95, server=TokenIsACounter),
     "lease ended early": Mutant(("exclusion",), server=EndsEarly),
     "nobody woken": Mutant(("progress",), server=WakesNobody),
     "queue not left": Mutant(("progress",), server=KeepsPlaces),
@@ -228,18 +228,25 @@ def test_mutant_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.fail(f"not found within {len(SEEDS)} seeds by {', '.join(sorted(missing))}")
 
 
+LATE_WRITES = (575, 594, 694)
+"""Schedules in which drift makes a write late."""
+
+
 def test_guard_stops_what_drift_lets_through(pytestconfig: pytest.Config) -> None:
     """
     Two believe in one lock because their clocks run wrong; the storage that compares tokens stays right.
 
-    In all schedules where seeds are asked for (`nox -s simulate`), else in the first: three of them have a late write.
+    In all schedules where seeds are asked for (`nox -s simulate`), else in some.
     """
     checks = set()
     refused = 0
-    for seed in apart(SEEDS if pytestconfig.getoption("--seed", None) else SEEDS[:700]):
+    enough = len(SEEDS) if pytestconfig.getoption("--seed", None) else 150
+    for count, seed in enumerate(apart([*LATE_WRITES, *SEEDS])):
         outcome = Simulation(drifting(draw(seed))).run()
         checks |= {problem.check for problem in outcome.verdict.problems}
         refused += sum(isinstance(event, Wrote) and not event.accepted for event in outcome.history)
+        if count >= enough and refused:
+            break
 
     assert "exclusion" in checks
     assert refused > 0, "no late write came: the guard had nothing to do"

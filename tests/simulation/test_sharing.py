@@ -158,29 +158,6 @@ class ReadersTakeNoToken(State):
         return notify
 
 
-class TokenOfEachMode(State):
-    """Readers count from one, apart from the writers."""
-
-    reads = 0
-
-    def _take(self, claim: ProcessClaim, now: float, token_min: int) -> Claims:
-        writes = self.token
-        if claim.mode == "shared":
-            self.token = self.reads
-        notify = super()._take(claim, now, token_min if claim.mode == "exclusive" else 0)
-        if claim.mode == "shared":
-            self.reads, self.token = self.token, writes
-        return notify
-
-    def acquire(self, name: str, claim: ProcessClaim, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Answer with the token of the mode."""
-        outcome, notify = super().acquire(name, claim, *arguments, **options)
-        lease = self.leases.get(claim.owner)
-        if hasattr(outcome, "token") and lease is not None:
-            outcome.token = lease.token
-        return outcome, notify
-
-
 class TokenOfTheHighestHeld(State):
     """A token above all that are held, not above all that there were."""
 
@@ -211,13 +188,6 @@ class QueueNotCounted(State):
 
     def _fits_beside(self, claim: ProcessClaim) -> bool:
         return super()._fits_beside(claim) or (self.queue[:1] != [] and self.queue[0].owner == claim.owner)
-
-
-class NextSlot(State):
-    """As many as there are is the next slot, also when a lower one has become free."""
-
-    def _free_slot(self) -> int:
-        return len(self.leases)
 
 
 class SlotOfTheExpired(State):
@@ -325,7 +295,6 @@ MUTANTS = {
     "reader's lease ended early": Mutant(use_rwlock, "overlap", EndsEarly),
     "one end for all readers": Mutant(use_rwlock, "overlap", OneEnd),
     "readers take no token": Mutant(use_rwlock, "tokens", ReadersTakeNoToken),
-    "readers count apart": Mutant(use_rwlock, "tokens", TokenOfEachMode),
     "token above those that are held": Mutant(use_permits, "tokens", TokenOfTheHighestHeld),
     "one mark": Mutant(use_rwlock, "guard", guard=OneMark),
     "reads leave no mark": Mutant(use_rwlock, "guard", guard=ReadsLeaveNoMark),
@@ -341,7 +310,6 @@ MUTANTS = {
     "queue not counted": Mutant(use_permits, "limit", QueueNotCounted),
     "release of one permit frees all": Mutant(use_permits, "limit", LastOfAny),
     "permit ended early": Mutant(use_permits, "limit", EndsEarly),
-    "next slot": Mutant(use_permits, "slots", NextSlot),
     "slot of a late renewal given again": Mutant(use_permits, "slots", SlotOfTheExpired),
     "always the first slot": Mutant(use_permits, "slots", FirstSlot),
     "one slot more": Mutant(use_slots, "limit", patch=(SlotSearch, "run", search_one_more)),

@@ -37,7 +37,7 @@ T = TypeVar("T")
 CALL_TIMEOUT = 1.0
 """Seconds that a client waits for an answer."""
 
-_CAPABILITIES: dict[str, Any] = {
+CAPABILITIES: dict[str, Any] = {
     "crash_release": "ttl",
     "min_ttl": 0.01,
     "ttl_granularity": 0.0,
@@ -112,7 +112,7 @@ class NodeBackend(LockBackend):
 class SimulatedBackend(NodeBackend):
     """One process's connection to a `LockServer`."""
 
-    capabilities = Capabilities(**_CAPABILITIES, fair=True, wakeup="push")
+    capabilities = Capabilities(**CAPABILITIES, fair=True, wakeup="push")
     _server: LockServer
 
     def __init__(self, process: Process, server: LockServer, network: Network, call_timeout: Seconds) -> None:
@@ -122,7 +122,7 @@ class SimulatedBackend(NodeBackend):
         self._singly = False
         wakeup = server.wakeup
         self.capabilities = Capabilities(
-            **_CAPABILITIES, fair=wakeup == "fair", wakeup="poll" if wakeup == "none" else "push"
+            **CAPABILITIES, fair=wakeup == "fair", wakeup="poll" if wakeup == "none" else "push"
         )
 
     def behave(self, schedule: Schedule, host: Host) -> None:

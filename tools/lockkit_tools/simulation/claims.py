@@ -8,13 +8,13 @@ models. A request is never overtaken by a later one of the same client, as in on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lockkit.backend import Busy, Capabilities, Grant, Holder, Mode, Renewal, Request
 from lockkit.backends.lock_state import LockState
 from lockkit.units import Seconds
-from lockkit_tools.simulation.backend import NodeBackend
+from lockkit_tools.simulation.backend import CAPABILITIES, NodeBackend
 from lockkit_tools.simulation.history import Granted, History
 from lockkit_tools.simulation.network import Network, Node
 from lockkit_tools.simulation.world import Process
@@ -122,22 +122,15 @@ class ClaimServer:
 class ClaimBackend(NodeBackend):
     """One process's connection to a `ClaimServer`."""
 
-    capabilities = Capabilities(
-        crash_release="ttl",
-        min_ttl=0.01,
-        ttl_granularity=0.0,
-        fair=True,
-        wakeup="push",
-        token_source="max(last + 1, the node's wall clock in µs)",  # noqa: S106
-        survives_node_loss=False,
+    capabilities = replace(
+        Capabilities(**CAPABILITIES, fair=True, wakeup="push"),
         survives_data_loss=False,
         shared_mode=True,
         fair_shared=True,
         downgrade=True,
         permits="native",
-        clock_assumption="client and node clocks differ in rate by less than 1 %",
-        waiters_visible=True,
-        scope="network",
+        notes=False,
+        transfer=False,
         caveat="Exists in a simulation only.",
     )
     _server: ClaimServer

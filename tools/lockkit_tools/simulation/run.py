@@ -9,7 +9,7 @@ from typing import Any
 
 from lockkit.backend import LockBackend
 from lockkit_tools.simulation.backend import SimulatedBackend, connect
-from lockkit_tools.simulation.checker import Limits, Verdict, check
+from lockkit_tools.simulation.checker import Verdict, check
 from lockkit_tools.simulation.history import Broken, Cut, Ended, Healed, History, Stuck
 from lockkit_tools.simulation.member import Member
 from lockkit_tools.simulation.network import CALM, Network, Node
@@ -52,7 +52,6 @@ class Simulation:
         *,
         server: type[LockServer] = LockServer,
         backend: Callable[[Process, LockServer, Network, float], LockBackend] = SimulatedBackend,
-        limits: Limits | None = None,
     ) -> None:
         self.schedule = schedule
         self.history: History = []
@@ -64,7 +63,7 @@ class Simulation:
         self.server = server(self.node, self.network, self.history, wakeup=schedule.wakeup, tells=schedule.tells)
         self.storage = Storage(self.world, self.network, self.history)
         self.calls = count(1)
-        self.limits = schedule.limits() if limits is None else limits
+        self.limits = schedule.limits()
         self._backend = backend
         self.clients = [self._join(index, rate) for index, rate in enumerate(schedule.client_rates)]
         self.healed = False

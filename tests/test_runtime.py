@@ -230,6 +230,25 @@ def test_owner_ids_are_32_hexadecimal_digits_and_differ() -> None:
     assert all(len(owner) == 32 and int(owner, 16) >= 0 for owner in owners)
 
 
+def test_forked_child_draws_other_owner_ids() -> None:
+    """Ids are drawn ahead; parent and child must not both use those that were left."""
+    runtime = BlockingRuntime()
+    runtime.owner()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        runtime.forked()
+        os.write(writer, runtime.owner().encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    child = os.read(reader, 32).decode()
+    os.close(reader)
+    os.close(writer)
+
+    assert len(child) == 32
+    assert child not in {runtime.owner() for _ in range(200)}
+
+
 # -- other ways to wait ------------------------------------------------------------------------------------------------
 
 

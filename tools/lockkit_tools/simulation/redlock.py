@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
 
 from lockkit.backend import LossReason, Request
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX
@@ -252,9 +251,6 @@ class SimulatedNodes(Nodes):
 
     def forget(self, request: Request) -> None:
         """See `Nodes.forget`."""
-
-    def scan(self, index: int, prefix: str, name_prefix: str) -> NoReturn:
-        raise Unsupported(f"simulated node {index} does not list {prefix}:{name_prefix}")
 
     async def erase(self, prefix: str) -> None:
         raise Unsupported(f"a simulated node ends with its world, and {prefix!r} with it")

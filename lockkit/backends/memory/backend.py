@@ -87,7 +87,8 @@ class MemoryBackend(LockBackend):
         self._runtime = host.runtime
         self._host = host
         self._space = _spaces.setdefault(space, _Space())
-        self._space.clients.add(self)
+        with self._space.mutex:
+            self._space.clients.add(self)
         self._url = f"memory://{space}"
 
     @classmethod
@@ -193,10 +194,11 @@ class MemoryBackend(LockBackend):
             lock = self._space.lock(name)
             broken, notify = change(lock, self._runtime.now())
             owners, lock.broken = lock.broken, ()  # their clients are notified below
+            clients = tuple(self._space.clients)  # the holder is in this process
             self._space.remove_if_idle(name)
         _notify(notify)
         for owner in owners:
-            for client in tuple(self._space.clients):  # the holder is in this process
+            for client in clients:
                 client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
         return broken
 

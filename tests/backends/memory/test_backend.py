@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 
 import pytest
 
@@ -144,6 +146,28 @@ def test_broken_holder_is_notified_once_and_forgotten(host: StubHost) -> None:
     assert again.token > grant.token
     assert drive(backend.release(again))
     assert _spaces["broken"].locks == {}
+
+
+def test_locks_are_broken_while_clients_join(host: StubHost) -> None:
+    """The clients of a space are asked in one thread, and a new one comes in another."""
+    backend, others, stop = connect("joined", host), [connect("joined", host) for _ in range(200)], threading.Event()
+
+    def join() -> None:
+        while not stop.is_set():
+            others.append(connect("joined", host))
+
+    thread = threading.Thread(target=join)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(300):
+            granted(drive(backend.try_acquire(host.request("x"))))
+            assert drive(backend.break_lock("x"))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_forked_child_has_empty_spaces(host: StubHost) -> None:

@@ -188,9 +188,9 @@ class SessionBackend(SqlBackend):
         self.tables = self._locking.tables
         database.keepalive = options["keepalive"]
         self._sessions = Sessions(database, host.runtime, options["pool_size"] or database.pool_size, self._locking)
-        self._ttl_min = inf  # of all leases of this client
         self._lost = host.lost
         self._held: set[Claim] = set()
+        self._watched_until = -inf
         self._watch = Background(host.runtime, "lockkit-sql-watch", self._watch_held)
 
     # -- acquire ---------------------------------------------------------------------------------------------------
@@ -208,7 +208,6 @@ class SessionBackend(SqlBackend):
     async def _try_to_lock(self, request: Request, claim: Claim) -> Grant | Busy:
         limit = self._locking.limit(request.ttl)
         ttl = self._locking.seconds(limit, request.ttl)
-        self._ttl_min = min(self._ttl_min, ttl)
         look_after = min(max(request.ttl, RETRY_SECONDS), self.database.keepalive)
         for _ in range(ATTEMPTS_MAX):
             started = self._runtime.now()
@@ -387,8 +386,8 @@ class SessionBackend(SqlBackend):
     # -- renew -----------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        self._ttl_min = min([self._ttl_min, *(grant.ttl for grant in grants)])
-        until = self._runtime.now() + min(STATEMENT_SECONDS, self._ttl_min * RENEW_SHARE)
+        ttls = [*(claim.ttl for claim in list(self._held)), *(grant.ttl for grant in grants)]
+        until = self._runtime.now() + min(STATEMENT_SECONDS, RENEW_SHARE * min(ttls, default=inf))
         return await self._renew([(grant.state, grant.ttl) for grant in grants], until, until)
 
     async def _renew(
@@ -460,6 +459,8 @@ class SessionBackend(SqlBackend):
         """Watch a lock until its claim ends."""
         claim.owner, claim.ttl, claim.valid_until = owner, ttl, valid_until
         self._held.add(claim)
+        if self._runtime.now() >= self._watched_until:
+            self._watch.wake()  # the watch may have found nothing to do just now, and be about to end
         try:
             self._watch.start()
         except RuntimeError as error:  # no more threads, or the event loop has ended
@@ -476,11 +477,11 @@ class SessionBackend(SqlBackend):
         A load balancer or a NAT may close an idle connection, often after a minute, and with it the lock. Renewals are
         sent only after a third of the ttl, and with ``renew=False`` never.
         """
-        until = self._runtime.now() + LINGER_SECONDS
-        while (now := self._runtime.now()) < until and not self._sessions.closed:
+        self._watched_until = self._runtime.now() + LINGER_SECONDS
+        while ((now := self._runtime.now()) < self._watched_until or self._held) and not self._sessions.closed:
             self._watch.clear()
             if self._held:
-                until = now + LINGER_SECONDS
+                self._watched_until = now + LINGER_SECONDS
             # Half of the time: the answer, and the others that are due, come in the other half. And not where the ttl
             # ends before the session would be silent for too long.
             keepalive, due = self.database.keepalive, []

@@ -71,7 +71,9 @@ class Sessions:
         try:
             session = Session(await self._database.connect(answer_by), self._runtime)
             session.answer_by = answer_by
-            self._all.add(session)
+            with self._mutex:  # the two are one connection
+                self._all.discard(place)
+                self._all.add(session)
         finally:
             self._all.discard(place)
         try:

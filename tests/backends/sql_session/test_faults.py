@@ -21,6 +21,7 @@ import lockkit.aio
 from lockkit.backend import Gone, Grant, LockBackend, Renewed, Unknown
 from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql_session import session as sql_session
+from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
@@ -204,6 +205,31 @@ def test_session_has_ended_once_the_server_says_so(
         lease.release()
 
 
+def test_lease_that_comes_while_the_watch_ends_is_watched(
+    on_postgresql: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch has found for a while that nothing is held, and another thread acquires before it has ended."""
+    monkeypatch.setattr("lockkit.backends.sql_session.backend.LINGER_SECONDS", 0.0)
+    client = connect(on_postgresql.url)
+    first = client.lock("first", ttl=LONG, renew=False).acquire(PATIENCE)
+    backend = client._engine.client.backend
+    assert isinstance(backend, SessionBackend)
+    wait, waiting, leases = backend._watch.wait, threading.Event(), list[lockkit.Lease]()
+
+    async def wait_and_acquire(seconds: float) -> None:
+        waiting.set()
+        await wait(seconds)
+        if not backend._held and not leases:
+            leases.append(client.lock("second", ttl=LONG, renew=False).acquire(PATIENCE))
+
+    monkeypatch.setattr(backend._watch, "wait", wait_and_acquire)
+    assert waiting.wait(PATIENCE)
+    first.release()
+    until(lambda: bool(leases))
+    on_postgresql.end(pid_of(leases[0]))
+    assert leases[0].wait_lost(PATIENCE)
+
+
 class TestHungServers:
     """A server that is stopped: its port and its connections stay open, and nothing is answered."""
 
@@ -230,6 +256,22 @@ class TestHungServers:
             until_renewed(*others)
         for lease in others:
             lease.release()
+
+    def test_renewals_wait_for_as_long_as_the_leases_that_are_held_can(
+        self, on_postgresql: ModeServer, connect: Connect
+    ) -> None:
+        """A lease of a short ttl that has ended takes no time from the others."""
+        client = connect(on_postgresql.url)
+        client.lock("short", ttl=1.5).acquire(PATIENCE).release()
+        lease = client.lock("long", ttl=LONG, renew=False).acquire(PATIENCE)
+        grant, backend = lease._record.grant, client._engine.client.backend
+        assert isinstance(backend, SessionBackend)
+        until(lambda: len(backend._held) == 1)
+        with stopped(pid_of(lease)):
+            watch = Stopwatch()
+            assert isinstance(drive(backend.renew([grant]))[0], Unknown)
+            assert watch.stop() > 1.0
+        lease.release()
 
     def test_late_answer_to_a_renewal_counts_from_when_it_was_sent(
         self, on_postgresql: ModeServer, connect: Connect

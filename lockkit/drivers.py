@@ -73,8 +73,11 @@ async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: Second
 
     try:
         threading.Thread(target=work, name="lockkit-driver", daemon=True).start()
-    except RuntimeError:  # Python 3.12 and later start none while the interpreter exits
-        work()
+    except RuntimeError as error:
+        if runtime.kind == "asyncio" and not runtime.loop_has_ended():
+            message = f"the driver gets no thread: {error}. Raise the limits of this user or container"
+            raise BackendUnavailable(message) from error
+        work()  # Python 3.12 and later start none while the interpreter exits
     if not await ended.wait(seconds):
         message = f"no answer within {seconds:.3g} s"
         raise TimeoutError(message)

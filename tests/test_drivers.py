@@ -82,7 +82,7 @@ class TestInThread:
     def test_where_no_thread_starts_it_runs_here(
         self, make: Callable[[], Runtime], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As while the interpreter exits, when clients release what they hold."""
+        """As while the interpreter exits, when clients release what they hold; but it blocks no event loop."""
         runtime = make()
 
         def refuse(_: threading.Thread) -> None:
@@ -91,7 +91,10 @@ class TestInThread:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
 
-            assert run(runtime, in_thread(runtime, threading.get_ident, PATIENCE)) == threading.get_ident()
+            assert drive(in_thread(runtime, threading.get_ident, PATIENCE)) == threading.get_ident()
+            if runtime.kind == "asyncio":
+                with pytest.raises(BackendUnavailable, match="can't create new thread"):
+                    run(runtime, in_thread(runtime, threading.get_ident, PATIENCE))
 
 
 @pytest.mark.parametrize("make", RUNTIMES)

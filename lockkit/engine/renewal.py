@@ -294,7 +294,7 @@ class Renewer:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
         plan = record.renewal
         assert plan.in_flight, "the survey marks what is due"
-        if record.released:
+        if record.state is not HELD:
             return False
         if now > plan.until or plan.stalled:
             with self._client.mutex:

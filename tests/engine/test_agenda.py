@@ -295,3 +295,21 @@ def test_leases_renewed_together_stay_together() -> None:
     for outcome in (Renewed(), Renewed(), Unknown(TimeoutError()), Renewed(), Renewed()):
         watched.wake_until_due()
         assert len(watched.renew(outcome)) == 200
+
+
+def test_lease_that_was_lost_since_it_was_due_is_not_renewed() -> None:
+    """It is being released: a renewal that overtakes that would keep the lock from others."""
+    watched = Watched()
+    lost, held = watched.acquire(30.0), watched.acquire(30.0)
+    asked: list[Grant] = []
+
+    async def renew(grants: Sequence[Grant]) -> list[Renewal]:
+        asked.extend(grants)
+        return [Renewed() for _ in grants]
+
+    watched.backend.renew = renew
+    assert watched.wake_until_due() == [lost, held]
+    watched.leases.lose(lost, "session")
+    watched.renew(Renewed())
+
+    assert asked == [held.grant]

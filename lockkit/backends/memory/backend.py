@@ -8,7 +8,7 @@ All clients of the process that name the same space share its locks: threads, ta
 What the server must offer: nothing; the "server" is this module's dictionary and the machine's monotonic clock.
 
 What it cannot promise: nothing beyond this process. Another process, also a forked child, has spaces of its own.
-If a thread dies, nothing notices: its lease ends after its ttl, or when the lease is garbage-collected.
+If a thread dies, nothing notices: its lease is renewed until it is garbage-collected, and ends a ttl later.
 
 Tokens: ``max(last of the space + 1, wall clock µs)``, so they also increase from one run of the program to the next as
 long as the clock is not set back by more than the pause between them.

@@ -29,7 +29,7 @@ more round trips, of which a database with a million keys needs a thousand alrea
 
 class Scan:
     """
-    One listing: the nodes that are left, the cursor at the first of them, and the names so far.
+    One listing: its nodes, the one that is being read, the cursor there, and the names so far.
 
     The names are kept because ``SCAN`` may repeat a key, and because nodes of a Cluster may exchange slots.
     """
@@ -41,7 +41,7 @@ class Scan:
         self._key_begin = lock_key(prefix, "")
         self._prefix = prefix
         self._name_prefix = name_prefix
-        # With an empty prefix, some keys of names that begin with "+" do not.
+        # With an empty prefix, not all keys of names that begin with "+" begin with such a name.
         begin = lock_key(prefix, name_prefix) if prefix or name_prefix[:1] != "+" else ""
         self._pattern = f"{escape_glob(begin)}*"
         self._nodes = list(nodes)
@@ -50,7 +50,7 @@ class Scan:
         self._seen: set[str] = set()
 
     async def page(self, masters: Callable[[], Awaitable[Sequence[RedisNode]]] | None = None) -> NamesPage:
-        """Make one call."""
+        """Read some keys of the node."""
         node = self._nodes[self._index]
         command = pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_COUNT, "TYPE", "string")
         cursor, keys = cast("Any", await node.call(command, resend=True))

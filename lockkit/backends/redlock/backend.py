@@ -573,7 +573,7 @@ class _Listing:
 
     def __init__(self, nodes: Nodes, wanted: int, prefix: str, name_prefix: str) -> None:
         servers = [node.server for node in nodes.all]
-        self._wanted = f"{wanted} of {counted(len(servers))}"
+        self._needed = f"{wanted} of {counted(len(servers))}"
         self._scan, self._others = Scan(prefix, name_prefix, servers[:wanted]), servers[wanted:]
         self._failures: list[str] = []
         self.candidates: Sequence[str] | None = None
@@ -587,7 +587,7 @@ class _Listing:
             except BackendUnavailable as error:
                 failures = [*self._failures, str(error)]
                 if not self._others:
-                    message = f"the keys of {self._wanted} are needed: {'; '.join(failures)}"
+                    message = f"the keys of {self._needed} are needed: {'; '.join(failures)}"
                     raise NoQuorum(message) from error.__cause__ or error
                 self._failures = failures
                 self._scan.replace_node(self._others.pop(0))

@@ -11,11 +11,11 @@ One connection to a database: logged in, and in autocommit.
 lockkit has one driver for each kind of database, and both APIs use it:
 
 - `lockkit.backends.sql.postgresql`: psycopg, through its libpq wrapper. One non-blocking socket, the runtime waits.
-- `lockkit.backends.sql.mysql`: PyMySQL. A statement is sent, the runtime waits for the answer.
+- `lockkit.backends.sql.mysql`: PyMySQL. After `send` the runtime waits for the answer; `run` blocks.
 - `lockkit.backends.sql.sqlite`: Python's sqlite3.
 
 PyMySQL and sqlite3 block the thread that calls them. Under asyncio a `Worker` calls them, the thread of one connection.
-All three connect in a thread, because no driver limits all that connecting may wait for.
+psycopg and PyMySQL connect in a thread, because neither limits all that connecting may wait for.
 
 A connection has one user at a time. BEGIN and COMMIT are statements like others, for callers with a connection of their
 own.

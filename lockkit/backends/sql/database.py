@@ -13,8 +13,8 @@ A database, as the SQL backends use it, with the sync and async APIs.
     connection.terminate()  # or await connection.close()
 
 - Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED. There are
-  as many places for statements; one that is left goes to the caller that has waited longest, and renewals are urgent
-  and go first. With an application's engine, too, the connections are lockkit's own: a release must never wait for one
+  as many places for statements; one that is left goes to the caller that has waited longest, or to a renewal, which
+  is urgent. With an application's engine, too, the connections are lockkit's own: a release must never wait for one
   that the application holds.
 - A statement that the database gave up for another one (deadlock, serialization, a wait for a lock) is retried until
   the caller's time is up; one that was not answered in time is not.

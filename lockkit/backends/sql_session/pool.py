@@ -115,7 +115,7 @@ class Sessions:
         self.closed = True
         while (session := take_last(self._idle)) is not None:
             await self._close(session)
-        # Sessions that were lost, or dropped by an interrupt.
+        # Those of locks that are still held or waited for, and what an interrupt has left.
         for each in list(self._all):
             if isinstance(each, Session):
                 self.drop(each)

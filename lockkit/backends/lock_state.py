@@ -242,12 +242,15 @@ class LockState(Generic[C]):
             if missed:
                 notify = self.queue[:1]  # it has another predecessor now
         self.token = max(self.token + 1, token_min)
-        slot = lowest_free(lease.slot for lease in self.leases.values()) if claim.mode == "permit" else None
+        slot = self._free_slot() if claim.mode == "permit" else None
         self.leases[claim.owner] = Lease(claim, now + claim.ttl, self.token, claim.mode, slot)
         if claim.mode == "exclusive":
             self.until = inf
             return notify
         return self._offer(now) or notify
+
+    def _free_slot(self) -> int:
+        return lowest_free(lease.slot for lease in self.leases.values())
 
     def _offer(self, now: float) -> Sequence[C]:
         """Offer a lock that nobody has alone to the waiters that fit; return those to notify."""

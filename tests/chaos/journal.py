@@ -92,8 +92,8 @@ class Journal:
         os.write(self._fd, (" ".join(map(str, words)) + "\n").encode())
 
     def judge(self) -> Verdict:
-        """Read all lines that there are."""
-        return judge(self.path.read_text().splitlines())
+        """Read all lines that there are; the last may be half written yet."""
+        return judge(self.path.read_text().rpartition("\n")[0].splitlines())
 
 
 def judge(lines: Iterable[str]) -> Verdict:

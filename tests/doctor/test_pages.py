@@ -53,7 +53,7 @@ def test_every_finding_is_made_by_a_test() -> None:
     """Each finding occurs in a test of the doctor or of a backend's examination."""
     tests = ROOT / "tests"
     files = [*tests.glob("doctor/test_*.py"), *tests.glob("backends/**/test_examine*.py"), tests / "cli/test_doctor.py"]
-    files.append(tests / "backends/redis/test_tls.py")
+    files += [tests / "backends/redis/test_tls.py", tests / "backends/sql/test_galera.py"]
     sources = "".join(path.read_text() for path in files)
     # A test makes the two ids of appendfsync from one pattern.
     sources += 'redis-appendfsync-no" "redis-appendfsync-everysec"' if "redis-appendfsync-{value}" in sources else ""

@@ -194,13 +194,17 @@ class MemoryBackend(LockBackend):
             lock = self._space.lock(name)
             broken, notify = change(lock, self._runtime.now())
             owners, lock.broken = lock.broken, ()  # their clients are notified below
-            clients = tuple(self._space.clients)  # the holder is in this process
             self._space.remove_if_idle(name)
         _notify(notify)
         for owner in owners:
-            for client in clients:
-                client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
+            self._report_broken(owner)
         return broken
+
+    def _report_broken(self, owner: str) -> None:
+        with self._space.mutex:
+            clients = tuple(self._space.clients)  # the holder is in this process
+        for client in clients:
+            client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page takes down what there is; each page looks at a part of it."""

@@ -56,6 +56,16 @@ def eventually_acquired(client: Client, name: str = "x", ttl: float = 30.0) -> L
 class TestOneNode:
     """``redis://``."""
 
+    def test_restart_is_noticed_and_all_leases_are_asked_for(self, server: RedisServer, connect: Connect) -> None:
+        """The first new connection sees another server, long before the renewals are due."""
+        client = connect(server.url)
+        leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(5)]
+        server.restart(crash=True)
+
+        client.ping()
+
+        assert all(lease.wait_lost(PATIENCE) for lease in leases)
+
     def test_policy_that_may_evict_locks_is_warned_of_once(
         self, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -1051,6 +1051,21 @@ async def test_restored_key_does_not_lower_the_last_token(nodes: RedisNodes, hos
         assert [holder.token for holder in await backend.holders("x")] == [grant.token]
 
 
+def test_rolling_restart_without_data_costs_no_lease(nodes: RedisNodes) -> None:
+    """Each of three nodes forgets its votes, one after the other, and the lease is held by all three at the end."""
+    three = nodes.nodes[:3]
+    url = f"redlock://{','.join(node.address for node in three)}"
+    with (
+        lockkit.connect(url, ttl=3.0, node_timeout=PATIENT_TIMEOUT) as client,
+        client.lock("x", timeout=PATIENCE) as lease,
+    ):
+        age_marks(*three)
+        for node in three:
+            restart_empty(node)
+            wait_until(lambda node=node: None if has_lock(node) else "the node has no key yet")  # type: ignore[misc]
+        assert lease.confirm()
+
+
 async def test_renewal_tells_who_took_it(nodes: RedisNodes, host: StubHost) -> None:
     """Taken by another owner, or freed by force; values of other clients need not be text."""
     async with redlock(nodes, host) as backend:

@@ -52,6 +52,15 @@ def test_ensemble(server: ZooKeeperServer) -> None:
         assert "majority" in finding.seen
 
 
+def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better than one; and an even number is no better than one less."""
+    with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
+
+        monkeypatch.setattr("lockkit.doctor.members.MEMBERS_MIN", 2)
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
+
+
 @pytest.mark.parametrize(
     ("ttl", "check", "seen", "setting"),
     [

@@ -267,8 +267,9 @@ class _Space:
 
     def remove_if_idle(self, name: str) -> None:
         """Remove a lock that nobody holds or waits for. Under the mutex."""
-        if self.lock(name).idle:
-            self.locks.pop(name, None)
+        lock = self.locks.get(name)
+        if lock is not None and lock.idle:
+            del self.locks[name]
 
     def remove_expired(self, now: Instant) -> None:
         """Remove the locks that nobody holds or waits for any more. Under the mutex."""

@@ -10,7 +10,7 @@ import pytest
 
 import lockkit
 from lockkit_tools.servers import FaultProxy, MariaServer, PostgresServer, require
-from tests.backends.support import Connect
+from tests.backends.support import Connect, SqlSettings
 
 
 @pytest.fixture
@@ -34,16 +34,22 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
 
 @pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
+def sql_settings() -> SqlSettings:
+    """Settings of the servers of a folder, which overrides this, by the kind of server."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def postgresql(sql_settings: SqlSettings) -> Iterator[PostgresServer]:
     """PostgreSQL, with nothing in it."""
     require("postgresql", local=True)
-    with PostgresServer() as server:
+    with PostgresServer(settings=sql_settings.get("postgresql")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
+def mariadb(sql_settings: SqlSettings) -> Iterator[MariaServer]:
     """MariaDB, with nothing in it."""
     require("mariadb", local=True)
-    with MariaServer() as server:
+    with MariaServer(settings=sql_settings.get("mariadb")) as server:
         yield server

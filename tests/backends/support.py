@@ -21,6 +21,7 @@ from lockkit_tools.servers import FaultProxy, Server
 from tests.tries import until
 
 Connect: TypeAlias = Callable[..., lockkit.Client]
+SqlSettings: TypeAlias = Mapping[str, Mapping[str, str]]
 
 
 class StubHost:

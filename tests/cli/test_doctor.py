@@ -31,7 +31,7 @@ def shared(tmp_path: Path) -> str:
     return f"file:{path}"
 
 
-def test_shows_what_was_found_and_what_mends_it(server: RedisServer) -> None:
+def test_shows_what_was_found_and_what_fixes_it(server: RedisServer) -> None:
     """Name, severity and the rest; the password nowhere."""
     done = run_here("doctor", server.url)
 

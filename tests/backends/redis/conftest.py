@@ -1,18 +1,15 @@
-"""One node for each file of tests, and clients."""
+"""One node for each file of tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
-import lockkit
 from lockkit_tools.servers import RedisServer, require
 from tests.backends.redis.faces import face, host, pytest_pyfunc_call
-from tests.backends.redis.support import Connect
 
-__all__ = ["connect", "face", "host", "pytest_pyfunc_call", "server"]
+__all__ = ["face", "host", "pytest_pyfunc_call", "server"]
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +18,3 @@ def server() -> Iterator[RedisServer]:
     require("redis", local=True)
     with RedisServer() as node:
         yield node
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import lockkit
 from lockkit.backend import Busy, Request
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.configuration.registry import split_options
@@ -18,8 +17,6 @@ from lockkit.url import parse
 from lockkit_tools.servers import RedisCluster, RedisServer
 from lockkit_tools.servers.redis_groups import ClusterNode
 from tests.backends.support import StubHost
-
-Connect: TypeAlias = Callable[..., lockkit.Client]
 
 T = TypeVar("T")
 

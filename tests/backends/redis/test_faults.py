@@ -27,8 +27,8 @@ from lockkit.testing.target import Face as ApiFace
 from lockkit.testing.target import Target as ApiTarget
 from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from tests.backends.redis.faces import both
-from tests.backends.redis.support import Connect, Face, backend_at, moving, queue_up, woken
-from tests.backends.support import StubHost, granted, play
+from tests.backends.redis.support import Face, backend_at, moving, queue_up, woken
+from tests.backends.support import Connect, StubHost, granted, play
 from tests.tries import busy, have_time_to_answer
 
 pytestmark = pytest.mark.timeout(180)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from lockkit_tools.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers import PostgresServer
 from tests.backends.sql_session.support import MODES, ModeServer
-from tests.backends.sql_table.support import connect  # noqa: F401 - a fixture
+from tests.backends.support import SqlSettings
 
 
 @pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
+def sql_settings() -> SqlSettings:
     """Strict by default: what lockkit needs it must ask for."""
-    require("postgresql", local=True)
-    with PostgresServer(settings={"default_transaction_isolation": "'serializable'"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """Strict by default, too."""
-    require("mariadb", local=True)
-    with MariaServer(settings={"transaction-isolation": "SERIALIZABLE"}) as server:
-        yield server
+    return {
+        "postgresql": {"default_transaction_isolation": "'serializable'"},
+        "mariadb": {"transaction-isolation": "SERIALIZABLE"},
+    }
 
 
 @pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])

@@ -39,8 +39,8 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import DRIVERS, Connect, counted, with_driver
-from tests.backends.support import StubHost, granted
+from tests.backends.sql_table.support import DRIVERS, counted, with_driver
+from tests.backends.support import Connect, StubHost, granted
 from tests.tries import busy, until_renewed
 
 pytestmark = pytest.mark.timeout(180)

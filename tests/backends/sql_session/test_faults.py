@@ -34,7 +34,8 @@ from tests.backends.sql_session.support import (
     pid_of,
     queued,
 )
-from tests.backends.sql_table.support import Connect, demote
+from tests.backends.sql_table.support import demote
+from tests.backends.support import Connect
 from tests.tries import busy, tried, until, until_renewed
 
 pytestmark = pytest.mark.timeout(180)

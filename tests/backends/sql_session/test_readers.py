@@ -24,7 +24,7 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import Connect
+from tests.backends.support import Connect
 from tests.tries import beside, busy
 
 pytestmark = pytest.mark.timeout(180)

@@ -10,7 +10,7 @@ import pytest
 
 from lockkit_tools.servers import FaultProxy, wait_until
 from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, queued, until_waiting
-from tests.backends.sql_table.support import Connect
+from tests.backends.support import Connect
 from tests.tries import beside
 
 pytestmark = pytest.mark.timeout(180)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lockkit_tools.servers import MariaServer, PostgresServer, require
-from tests.backends.sql_table.support import connect  # noqa: F401 - a fixture
+from lockkit_tools.servers import MariaServer, PostgresServer
+from tests.backends.support import SqlSettings
 
 
 @pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """In Tokyo, where it is never the time that UTC says, and strict by default."""
-    require("postgresql", local=True)
-    settings = {"timezone": "'Asia/Tokyo'", "default_transaction_isolation": "'serializable'"}
-    with PostgresServer(settings=settings) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """In Tokyo, too."""
-    require("mariadb", local=True)
-    with MariaServer(settings={"default-time-zone": "+09:00"}) as server:
-        yield server
+def sql_settings() -> SqlSettings:
+    """In Tokyo, where it is never the time that UTC says; PostgreSQL strict by default."""
+    return {
+        "postgresql": {"timezone": "'Asia/Tokyo'", "default_transaction_isolation": "'serializable'"},
+        "mariadb": {"default-time-zone": "+09:00"},
+    }
 
 
 @pytest.fixture(params=["postgresql", "mariadb", "sqlite"])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, text
 
-import lockkit
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql_table import backend as sql_table
 from lockkit.sync import Client
@@ -22,15 +21,7 @@ from tests.tries import until
 if TYPE_CHECKING:
     from lockkit.backends.sql.connection import Connection, Parameter, Result, Statement
 
-Connect: TypeAlias = Callable[..., Client]
 DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 def with_driver(url: str, drivers: dict[str, str]) -> str:

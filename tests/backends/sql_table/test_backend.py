@@ -19,7 +19,8 @@ from lockkit.backends.sql_table import backend as sql_table
 from lockkit.runtime import drive
 from lockkit.sync import Client
 from lockkit_tools.servers import wait_until
-from tests.backends.sql_table.support import DRIVERS, Connect, Look, counted, now_us, waits, with_driver
+from tests.backends.sql_table.support import DRIVERS, Look, counted, now_us, waits, with_driver
+from tests.backends.support import Connect
 from tests.tries import beside, busy
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,7 +46,7 @@ class TestRow:
         assert look.row("ä b ") == (None, token, 0)
 
     def test_foreign_writer_holds_the_lock(self, url: str, connect: Connect) -> None:
-        """Whoever sets owner and expires_at_us, and knows no other column; waiters find out that it ended."""
+        """It sets owner and expires_at_us, and knows no other column; waiters notice the end of its lease."""
         client, look = connect(url), Look(url)
         client.lock("y").acquire().release()
         look.run(

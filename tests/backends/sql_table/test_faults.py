@@ -22,7 +22,8 @@ from lockkit.backends.sql.sqlite import SqliteDriver
 from lockkit.runtime import Runtime
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PgBouncer, PooledPostgres, PostgresServer, require, wait_until
-from tests.backends.sql_table.support import DRIVERS, Connect, Look, waits, with_driver
+from tests.backends.sql_table.support import DRIVERS, Look, waits, with_driver
+from tests.backends.support import Connect
 from tests.programs import run_python
 from tests.tries import beside, busy, until
 

@@ -16,7 +16,8 @@ from lockkit.errors import BackendUnavailable
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import wait_until
-from tests.backends.sql_table.support import Connect, Look, counted, now_us, waits
+from tests.backends.sql_table.support import Look, counted, now_us, waits
+from tests.backends.support import Connect
 from tests.tries import beside, busy, tried
 
 pytestmark = pytest.mark.timeout(180)

@@ -18,7 +18,7 @@ from functools import partial
 
 from lockkit.runtime import Event, Runtime, Work
 
-__all__ = ["Background", "SingleRun"]
+__all__ = ["Background", "SingleRun", "nothing"]
 
 log = logging.getLogger("lockkit")
 
@@ -28,6 +28,10 @@ shorter fills the log when it fails each time."""
 
 RESTART_PAUSE_MAX = 1.0
 """Longest such pause, seconds: several fit into the shortest ttl in common use."""
+
+
+async def nothing() -> None:
+    """Do nothing when the event loop ends: as `ending`, for work that goes on when an application cancels all tasks."""
 
 
 class Background:
@@ -91,6 +95,7 @@ class Background:
 
     async def _run(self) -> None:
         try:
+            self.running = True  # also when it is run again after a cancel: `start` must not begin a second one
             while True:
                 self.clear()
                 await self._work_on()

@@ -275,7 +275,7 @@ class WithStack(Generic[B]):
         """
         if len(self._stacks) == 1:
             # A copy, whose first is the one that was inside alone: another thread may enter at this moment.
-            who = tuple(self._stacks)[0]  # noqa: RUF015 - next(iter()) is no copy
+            who = list(self._stacks)[0]  # noqa: RUF015 - next(iter()) is no copy
         elif (who := current()) not in self._stacks:
             message = (
                 "this `with` block was entered by another thread or task, and the lock object is in use by "

@@ -38,7 +38,7 @@ HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\s]")
 # "password" also mistyped: an unknown option is shown with the URL, and its value is a password all the same.
-_SECRET = re.compile(r"pas|paw|pss|psw|pwd|word|(^|_)pw($|_)|secret|token|credential|auth|key$")
+_SECRET = re.compile(r"pas|paw|pss|psw|pwd|word|(^|_)pw($|_)|secret|token|credential|auth|key$|(^|[-_])sig(nature)?$")
 _FILES = frozenset({"file", "sqlite", "unix"})  # the path is that of a file, in which an @ is an ordinary character
 _PLAIN_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _PORT_DIGITS_MAX = 5

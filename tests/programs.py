@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from tests.conventions.sources import ROOT
 
@@ -70,12 +72,39 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def run_at_once(count: int, run: Callable[[Barrier], object]) -> None:
-    """Run a function in so many processes, which share a barrier; what is imported is imported once."""
+def run_at_once(count: int, run: Callable[[Barrier], str]) -> None:
+    """
+    Run a function in so many processes at the same time; print how each ended, and what the function returned.
+
+    They share a barrier, see `meet`; what is imported is imported once.
+    """
     fork = multiprocessing.get_context("fork")
     barrier = fork.Barrier(count)
-    processes = [fork.Process(target=run, args=(barrier,)) for _ in range(count)]
+    processes = [fork.Process(target=_run_one, args=(run, barrier)) for _ in range(count)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
+
+
+def _run_one(run: Callable[[Barrier], str], barrier: Barrier) -> None:
+    status, said = 0, ""
+    try:
+        barrier.wait(LIMIT)
+        said = run(barrier)
+    except Exception:  # noqa: BLE001 - its text is what the test wants
+        traceback.print_exc()
+        status = 1
+    os.write(1, f"status {status} {said}".strip().encode() + b"\n")
+
+
+def meet(barrier: Barrier, owner: Any, name: str) -> None:  # noqa: ANN401 - a module or class
+    """Have the next call of this function wait until all processes are about to make it."""
+    function = getattr(owner, name)
+
+    def together(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - the function's
+        setattr(owner, name, function)
+        barrier.wait(LIMIT)
+        return function(*arguments, **options)
+
+    setattr(owner, name, together)

@@ -105,6 +105,7 @@ def test_grant_that_nothing_can_watch_over_is_given_back(monkeypatch: pytest.Mon
     with pytest.raises(LockError, match="released again"):
         client.lock("x", ttl=30).acquire()
     assert client.holders("x") == []
+    assert not client._engine.leases.records
 
     with client.lock("x", ttl=30) as lease:
         assert lease.held
@@ -182,12 +183,14 @@ class SlowHandler(logging.Handler):
         super().__init__()
         self.client = client
         self.gate = Gate()
+        self.over = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Handle one record."""
         if "renewal" in record.getMessage():
             with self.client.lock("log", ttl=1000, timeout=PATIENCE):
                 self.gate()
+            self.over.set()
 
 
 def test_handler_that_blocks_delays_no_loss_and_no_lock() -> None:
@@ -211,4 +214,5 @@ def test_handler_that_blocks_delays_no_loss_and_no_lock() -> None:
     finally:
         handler.gate.open.set()
         logger.removeHandler(handler)
+    assert handler.over.wait(PATIENCE)
     client.close()

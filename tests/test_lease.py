@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.testing.timing import PATIENCE
-from tests.tries import until
+from tests.tries import beside, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning"),
@@ -47,6 +48,41 @@ def test_generator_leaves_its_own_block_in_whichever_thread_it_ends(kind: str) -
 
             one.submit(second.close).result(PATIENCE)
             assert [entered.held for entered in held] == [False, False]
+
+
+def test_reentrant_lease_that_was_handed_over_counts_for_its_new_thread_alone() -> None:
+    """Else its former thread would enter it, too, and two bodies would run under one lock."""
+    with lockkit.connect("memory://handed-over") as client:
+        lock = client.lock("x", reentrant=True)
+        lease = lock.acquire()
+        entered, tried = threading.Event(), threading.Event()
+
+        def work() -> bool:
+            with lease, lock as again:
+                entered.set()
+                return tried.wait(PATIENCE) and again is lease
+
+        working = beside(work)
+        assert entered.wait(PATIENCE)
+        assert lock.try_acquire() is None
+        tried.set()
+        assert working.result(PATIENCE)
+        assert not client._engine.leases.reentrant
+
+
+def test_reentrant_lease_that_was_lent_stays_that_of_the_block_around_it() -> None:
+    """Its thread enters it again, and no other thread does."""
+    with lockkit.connect("memory://lent") as client:
+        lock = client.lock("x", reentrant=True)
+
+        def work(lease: lockkit.Lease) -> bool:
+            with lease:
+                return lock.try_acquire() is None
+
+        with lock as outer:
+            assert beside(work, lock.acquire()).result(PATIENCE)
+            with lock as again:
+                assert again is outer
 
 
 def test_block_that_a_thread_begins_with_is_entered() -> None:

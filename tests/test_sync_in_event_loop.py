@@ -6,11 +6,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
 import lockkit
+from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.testing.timing import PATIENCE
 from tests.tries import begin_to_wait, beside, until
 
@@ -27,7 +29,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     beside(asyncio.run, main()).result(2 * PATIENCE)
 
 
-async def while_held(lock: lockkit.Lock, body: Callable[[], Awaitable[None]]) -> None:
+async def while_held(lock: lockkit.Lock | lockkit.Semaphore, body: Callable[[], Awaitable[None]]) -> None:
     """Run a body while another task holds the lock, which leaves only when the loop runs on."""
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -57,6 +59,21 @@ def test_wait_for_a_task_of_the_same_loop_is_refused(client: lockkit.Client) -> 
 
     run(lambda: while_held(lock, body))
     assert not lock.locked()
+
+
+@pytest.mark.parametrize("kind", ["native", "slots"])
+def test_wait_for_permits_of_tasks_of_the_same_loop_is_refused(
+    client: lockkit.Client, monkeypatch: pytest.MonkeyPatch, kind: Literal["native", "slots"]
+) -> None:
+    """No other thread could release one; also where each wait for a slot is a short one."""
+    monkeypatch.setattr(MemoryBackend, "capabilities", replace(MemoryBackend.capabilities, permits=kind))
+    semaphore = client.semaphore("seats", limit=2)
+
+    async def body() -> None:
+        with semaphore, pytest.raises(lockkit.LockError, match=r"'seats' \(semaphore\).*this (same task|thread)"):
+            semaphore.acquire()
+
+    run(lambda: while_held(semaphore, body))
 
 
 def test_timed_wait_for_a_task_of_the_same_loop_names_what_helps(

@@ -168,6 +168,10 @@ def test_malformed_url_is_refused(text: object, part: str) -> None:
         ("x:?pasword=a&pssword=b&paswd=c&apssword=d", "x:?pasword=***&pssword=***&paswd=***&apssword=***"),
         ("x:?psswd=a&pawssord=b&sentinel_pasword=c", "x:?psswd=***&pawssord=***&sentinel_pasword=***"),
         ("x:?auth=a&sasl_pw=b&pw=c&power=d", "x:?auth=***&sasl_pw=***&pw=***&power=d"),
+        (
+            "az:?sv=1&sig=a&X-Amz-Signature=b&assign=c&design=d",
+            "az:?sv=1&sig=***&X-Amz-Signature=***&assign=c&design=d",
+        ),
         ("x:?sentinel=redis%3A//u%3Ap%40h", "x:?sentinel=***"),
     ],
 )

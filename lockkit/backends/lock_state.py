@@ -169,7 +169,7 @@ class LockState(Generic[C]):
 
     def _busy(self, claim: C, now: float) -> Busy:
         """Say until when the lock is held, as far as that can be known now, and by whom."""
-        if self.until != inf:
+        if self.queue and self.until != inf:
             return Busy(max(0.0, self.until - now))
         ends = [lease.until for lease in self.leases.values()]
         until = min(ends) if claim.mode == "permit" else max(ends)

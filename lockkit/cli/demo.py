@@ -49,8 +49,8 @@ class Demo:
         with tempfile.TemporaryDirectory(prefix="lockkit-demo-") as directory:
             url = self.url
             if url is None and self.profile is None:
-                # Not the configured default: the demo uses no production server unless you name it.
-                url = f"file://{quote(str(Path(directory, 'locks')))}"
+                # Not the configured default or scope: the demo uses no production server unless you name it.
+                url = f"file://{quote(str(Path(directory, 'locks')))}?scope=machine"
             with connected(self, profiles.resolve(url, self.profile, {})) as client:
                 client.ping()
                 backend = client.url

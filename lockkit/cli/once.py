@@ -14,7 +14,7 @@ from lockkit.cli.app import JSON, OnBackend, argument, command, flag
 from lockkit.cli.holders import Held, local_time, print_holders
 from lockkit.cli.output import answer, connected, say
 from lockkit.cli.status import Status
-from lockkit.errors import ConfigurationError, LockLost
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
 from lockkit.primitives.once import Attempt, OnceDone, OnceRunning
 from lockkit.primitives.once import Once as Described
 from lockkit.runtime import drive
@@ -131,9 +131,9 @@ class Record:
         assert self._attempt is not None, "begin() comes first"
         try:
             drive(self._attempt.done(None))
-        except LockLost as error:
-            say(f"{error} The command ended with status 0, but its success was not recorded.")
-            return Status.LOST
+        except (LockLost, BackendUnavailable) as error:
+            say(f"the command ended with status 0, but its success was not recorded: {error}")
+            return Status.LOST if isinstance(error, LockLost) else Status.OK
         return Status.OK
 
     def leave(self) -> None:

@@ -103,7 +103,7 @@ BUILTIN: Mapping[str, Builtin] = MappingProxyType(
         **dict.fromkeys(("s3", "gs", "az"), Builtin("lockkit.backends.object_store.backend:ObjectBackend", "objects")),
     }
 )
-"""Scheme to backend. pyproject.toml has the same names as entry points, with the class of the default mode."""
+"""Scheme to backend."""
 
 
 def schemes() -> list[str]:

@@ -101,13 +101,13 @@ class AcquisitionContext(Generic[L]):
 
     def wake(self, name: str) -> None:
         """Wake what waits for a lock at the backend, from any thread, so that it asks whether it is given up."""
-        for request in tuple(self.waiting):
+        for request in list(self.waiting):
             if request.name == name:
                 request.wake.set()
 
     def waiting_count(self, name: str) -> int:
         """How many calls of this client wait for a lock: at the backend (at most one), or behind that one."""
-        return sum(request.name == name for request in tuple(self.waiting)) + self.queues.behind(name)
+        return sum(request.name == name for request in list(self.waiting)) + self.queues.behind(name)
 
 
 @dataclass(eq=False)
@@ -128,6 +128,7 @@ class Acquisition(Generic[L]):
     """The state of one call of ``acquire``. Times are the client's monotonic clock."""
 
     _too_late_error: ClassVar[type[LockError]] = LockTimeout  # when the answer took longer than the ttl
+    _late_until: Instant = inf  # when a wait without timeout gives up, because each grant comes after its ttl
 
     def __init__(
         self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: Seconds | None
@@ -220,6 +221,7 @@ class Acquisition(Generic[L]):
                     await self._give_back()
                 return lease
             request.uncertain = False
+            self._late_until = inf
             await self._wait(outcome)
         except BackendUnavailable as error:
             if not error.sent:
@@ -236,8 +238,10 @@ class Acquisition(Generic[L]):
     async def _give_back(self) -> None:
         """Release a lease that had ended when its grant arrived: the answer took longer than it is worth."""
         await self._undo()
-        if self._out_of_time:
+        now = self._runtime.now()
+        if self._out_of_time or (self._endless and now >= self._late_until):
             raise self._too_late()
+        self._late_until = min(self._late_until, now + self._context.unavailable_after)
         self._request = self._new_request()
 
     def _new_request(self) -> Request:
@@ -392,6 +396,10 @@ class Acquisition(Generic[L]):
             raise LockError(f"the wait for lock {name!r} at {url} was given up", name=name, backend=url)
 
     @property
+    def _endless(self) -> bool:
+        return self._deadline is None
+
+    @property
     def _out_of_time(self) -> bool:
         return self._deadline is not None and self._runtime.now() >= self._deadline
 
@@ -482,7 +490,7 @@ class Acquisition(Generic[L]):
             self._warn_loop()
             return
         name, url, holder = self._settings.name, self._client.url, self._runtime.relation(record.acquired_by)
-        if self._deadline is None and self._runtime.blocks_event_loop() and not self._others_may_release():
+        if self._endless and self._runtime.blocks_event_loop() and not self._others_may_release():
             if await self._context.leases.handed_over(record):
                 return
             itself = ", which would wait for itself" if self._is_own(record) else ""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any
 
-from lockkit.backend import CALL_SECONDS
+from lockkit.backend import CALL_SECONDS, LockBackend, Renewed, Unknown
 from lockkit.background import Background
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import LeaseRecord
@@ -43,6 +43,17 @@ notices later that the server is back; shorter connects more often to a port whe
 
 RELEASE_SECONDS = CALL_SECONDS - 0.5
 """What a release may take, seconds: leaving a ``with`` block takes at most five, whatever hangs."""
+
+
+async def give_back(backend: LockBackend, record: LeaseRecord, answer_by: Instant = inf) -> bool:
+    """Release a lock, or have the backend keep it for the rest of ``min_hold``; returns whether the lease held it."""
+    client, grant, left = record.client, record.grant, record.min_hold_left
+    if not left:
+        return await backend.release(grant, client.answer_by(RELEASE_SECONDS, answer_by))
+    outcome = await backend.detach(replace(grant, ttl=max(left, client.capabilities.min_ttl)))
+    if isinstance(outcome, Unknown):
+        raise BackendUnavailable(str(outcome.error)) from outcome.error
+    return isinstance(outcome, Renewed)
 
 
 class PendingCleanups:
@@ -80,10 +91,10 @@ class PendingCleanups:
 
     def release_later(self, record: LeaseRecord) -> None:
         """Release a lease in the background, until its ttl has passed."""
-        backend, grant = self._client.backend, record.grant
-        if backend is not None and not record.min_hold_left:  # else the ttl frees it
-            seconds = max(grant.ttl, record.renewal.unanswered_ttl_max)
-            self.add(seconds, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
+        backend = self._client.backend
+        if backend is not None:
+            seconds = max(record.grant.ttl, record.renewal.unanswered_ttl_max)
+            self.add(seconds, lambda: give_back(backend, record))
 
     async def flush(self, until: Instant) -> None:
         """

@@ -138,7 +138,7 @@ class ClientState:
 
     def wake(self) -> None:
         """End each `sleep` early. From any thread."""
-        for event in tuple(self.sleeping):
+        for event in list(self.sleeping):
             event.set()
 
     def answer_by(self, seconds: Seconds, at_latest: Instant = inf) -> Instant:

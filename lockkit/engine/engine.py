@@ -65,7 +65,7 @@ from lockkit.engine.renewal import Renewer
 from lockkit.engine.semaphore import (
     CAPS_NAME,
     SLOT_NAME_BYTES_MAX,
-    PermitAcquisition,
+    CountedAcquisition,
     SemaphoreCaps,
     SlotSearch,
     limit_of,
@@ -324,7 +324,7 @@ class Engine(Generic[L]):
         self.caps.compare(settings)
         if self.capabilities.permits == "slots":
             return SlotSearch(self.acquisitions, backend, settings, timeout).run()
-        return PermitAcquisition(self.acquisitions, backend, settings, timeout, self.caps).run(name_holder)
+        return CountedAcquisition(self.acquisitions, backend, settings, timeout, self.caps).run(name_holder)
 
     async def _reenter(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - as `Leases.reenter`
         """See `Leases.reenter`; of a semaphore whose slots are locks, a permit in any of them."""
@@ -625,7 +625,7 @@ class Engine(Generic[L]):
         client.check_loop()
         client.closed = True
         until = client.close_by = self.runtime.now() + CLOSE_SECONDS
-        for request in tuple(self.acquisitions.waiting):
+        for request in list(self.acquisitions.waiting):
             request.wake.set()
         client.wake()
         await self.releases.end_all(until - CLOSE_SHARE)

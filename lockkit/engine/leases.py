@@ -44,7 +44,7 @@ class Leases:
     def __init__(self, client: ClientState, cleanups: PendingCleanups) -> None:
         """Start without leases."""
         self._client = client
-        self._cleanups = cleanups
+        self.cleanups = cleanups
         self.records: dict[str, LeaseRecord] = {}
         self.unplanned: dict[str, LeaseRecord] = {}  # those of them that the renewer's watch has not seen yet
         self.reentrant: dict[tuple[object, str], LeaseRecord] = {}
@@ -66,9 +66,13 @@ class Leases:
 
     # -- which there are -------------------------------------------------------------------------------------------
 
-    def all(self) -> tuple[LeaseRecord, ...]:
-        """Return all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
-        return tuple(self.records.values())
+    def all(self) -> list[LeaseRecord]:
+        """
+        Return all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time.
+
+        Not ``tuple()``, which has begun to iterate when it allocates: on Python 3.11 that may collect garbage.
+        """
+        return list(self.records.values())
 
     def add(self, record: LeaseRecord, settings: LockSettings) -> None:
         """Keep a new lease, which was acquired with these settings. Under the mutex."""
@@ -95,8 +99,12 @@ class Leases:
         who = self._client.runtime.current()
         if record.acquired_by != who:
             record.acquired_by = who
-            if not record.settings.reentrant:
-                self._end_reentry(record)
+            # With a count above 1, blocks of its former thread or task go on under it.
+            if record.count == 1 and self._end_reentry(record) and record.settings.reentrant:
+                record.reentry_key = (who, record.grant.name)
+                self.reentrant.setdefault(record.reentry_key, record)
+                if record.released:  # meanwhile
+                    self._end_reentry(record)
         record.body = True
 
     async def handed_over(self, record: LeaseRecord) -> bool:
@@ -114,11 +122,14 @@ class Leases:
             await runtime.sleep(HAND_OVER_LOOK)
         return True
 
-    def _end_reentry(self, record: LeaseRecord) -> None:
-        """Let nobody enter a lease again. Of a lock that was lost, its thread may have acquired another one since."""
+    def _end_reentry(self, record: LeaseRecord) -> bool:
+        """
+        Let nobody enter a lease again; returns whether somebody could.
+
+        Of a lock that was lost, its thread may have acquired another one since.
+        """
         key = record.reentry_key
-        if key is not None and self.reentrant.get(key) is record:
-            self.reentrant.pop(key, None)
+        return key is not None and self.reentrant.get(key) is record and self.reentrant.pop(key, None) is record
 
     def find(self, owner: str | None, name: str) -> LeaseRecord | None:
         """Return the lease of this owner; if the owner is not known, one of this lock."""
@@ -218,9 +229,9 @@ class Leases:
             event.set()
         for callback in callbacks:
             self._notify(record, callback, reason)
-        if reason in {"expired", "paused", "stalled"} and may_have_renewed:
+        if reason in {"expired", "paused", "stalled"} and may_have_renewed and not record.min_hold_left:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
-            self._cleanups.release_later(record)
+            self.cleanups.release_later(record)
         observation.post("lost", record, reason)
 
     def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
@@ -252,7 +263,7 @@ class Leases:
             self.early_losses.pop(owner, None)
             self._client.runtime.deliver(lambda: self.lose(record, reason))
         elif len(self.early_losses) > EARLY_LOSSES_MAX:
-            self.early_losses.pop(next(iter(tuple(self.early_losses)), ""), None)  # a copy: it changes in any thread
+            self.early_losses.pop(next(iter(list(self.early_losses)), ""), None)  # a copy: it changes in any thread
 
     def apply_early_loss(self, record: LeaseRecord) -> None:
         """Mark a new lease as lost if the backend reported its loss before it was added."""
@@ -283,7 +294,7 @@ class Leases:
 
         # In the background: a slow callback must delay neither the loss of other leases nor the caller of check().
         if not self._client.spawn("lockkit-on-lost", call):  # thousands of leases may be lost at once
-            self._cleanups.add(CALLBACK_SECONDS, call)
+            self.cleanups.add(CALLBACK_SECONDS, call)
 
     async def wait_lost(self, record: LeaseRecord, timeout: Seconds | timedelta | None) -> bool:
         """Wait until the lease is lost (True) or released, or the time is over (False)."""

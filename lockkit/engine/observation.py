@@ -243,7 +243,8 @@ class Report:
         now = self._client.runtime.now()
         if now >= self._unreleased_until:
             self._unreleased_until = now + PAUSE
-            log.warning("%s; lockkit retries, and the backend frees the lock within %g s", error, record.grant.ttl)
+            seconds = round(max(record.grant.ttl, record.min_hold_left), 1)
+            log.warning("%s; lockkit retries, and the backend frees the lock within %g s", error, seconds)
             return
         cause = str(error.__cause__ or error)
         self._noted.append(("release", cause, cause, record.grant.name, inf))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from math import inf
 
 from lockkit import observers
-from lockkit.backend import CALL_SECONDS, Grant, Renewed, Unknown
+from lockkit.backend import CALL_SECONDS, Grant
 from lockkit.engine import observation
-from lockkit.engine.cleanup import RELEASE_SECONDS, PendingCleanups
+from lockkit.engine.cleanup import RELEASE_SECONDS, PendingCleanups, give_back
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import HELD, RELEASED, RELEASING, UNCONFIRMED, LeaseRecord
 from lockkit.engine.leases import Leases
@@ -61,7 +60,7 @@ class Releases:
                     other = None if begun else self._end_of_other_release(record)
                 if other is None:
                     ours = await (
-                        self._keep(record, answer_by)
+                        give_back(client.ready(), record, answer_by)
                         if record.settings.min_hold
                         else client.ready().release(record.grant, client.answer_by(RELEASE_SECONDS, answer_by))
                     )
@@ -77,16 +76,6 @@ class Releases:
         # A release that is sent again may find that the first one was run.
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
-
-    async def _keep(self, record: LeaseRecord, answer_by: Instant = inf) -> bool:
-        """Have the backend keep the lock for the rest of ``min_hold``, if any; tells whether the lease held it."""
-        client, grant, left = self._client, record.grant, record.min_hold_left
-        if not left:
-            return await client.ready().release(grant, client.answer_by(RELEASE_SECONDS, answer_by))
-        outcome = await client.ready().detach(replace(grant, ttl=max(left, client.capabilities.min_ttl)))
-        if isinstance(outcome, Unknown):
-            raise BackendUnavailable(str(outcome.error)) from outcome.error
-        return isinstance(outcome, Renewed)
 
     async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
         """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""
@@ -147,11 +136,11 @@ class Releases:
 
     async def _send_again(self, record: LeaseRecord) -> None:
         """Release as well as possible: now, else in the background until the ttl has passed."""
-        client = self._client
-        if client.backend is None:
+        backend = self._client.backend
+        if backend is None:
             return
         try:
-            await client.runtime.settle(self._keep(record), INTERRUPTED_SECONDS)
+            await self._client.runtime.settle(give_back(backend, record), INTERRUPTED_SECONDS)
         except BaseException as error:
             self._cleanups.release_later(record)
             if not isinstance(error, Exception):
@@ -190,7 +179,7 @@ class Releases:
         # Kept until they have been sent: if this is cancelled or interrupted, it is called again.
         self._leases.end_all(self._unreleased, notify=notify)
         backend, url = self._client.backend, self._client.url
-        grants = tuple(self._unreleased.values())
+        grants = list(self._unreleased.values())
         if backend is None or not grants:
             return
         try:

@@ -26,7 +26,7 @@ from typing import Any
 
 from lockkit import observers
 from lockkit.backend import Gone, LockBackend, LossReason, Renewal, Renewed, Unknown
-from lockkit.background import Background
+from lockkit.background import Background, nothing
 from lockkit.engine import observation
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import HELD, LOST, LeaseRecord
@@ -64,7 +64,7 @@ class Renewer:
         self._runtime = client.runtime
         self._leases = leases
         self._watching = Background(client.runtime, "lockkit-watch", self._watch, loop_ended)
-        self._renewing = Background(client.runtime, "lockkit-renew", self._renew, _nothing)
+        self._renewing = Background(client.runtime, "lockkit-renew", self._renew, nothing)
         self.forked()
 
     def forked(self) -> None:
@@ -289,6 +289,10 @@ class Renewer:
         finally:
             # Also when this coroutine is cancelled: a lease that stays in flight would never be renewed again.
             self._apply(batch, outcomes, started)
+            for record in batch:
+                if record.released and record.min_hold_left:
+                    # The server may have run the release first, and then this, which sets the full ttl again.
+                    self._leases.cleanups.release_later(record)
 
     def _is_due(self, record: LeaseRecord, now: Instant) -> bool:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
@@ -472,7 +476,3 @@ def _tell_observers(
         observation.post("renewed", record, late=late)
     for record, _ in failed:
         observation.post("jeopardy", record, "unavailable")
-
-
-async def _nothing() -> None:
-    """Nothing is left to renew when the renewer's event loop ends."""

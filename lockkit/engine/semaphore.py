@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -64,6 +64,54 @@ def no_free_permit(name: str, url: str, limit: int, waited: Seconds, *, advice: 
     return f"semaphore {plain!r} at {url} has no free permit, {held}: waited {round(waited, 3):g} s. {advice}"
 
 
+class PermitAcquisition(Acquisition[L]):
+    """As `Acquisition`, with what to tell those who hold permits already."""
+
+    def _advice(self, record: LeaseRecord) -> str:
+        if not self._is_own(record):
+            return super()._advice(record)
+        return "Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again"
+
+    def _names(self) -> Container[str]:
+        """Return the names of the locks of which a holder of a permit has one."""
+        return (self._settings.name,)
+
+    def _others_may_release(self) -> bool:
+        names, relation = self._names(), self._runtime.relation
+        records = self._context.leases.all()
+        stuck = [record for record in records if record.grant.name in names and relation(record.acquired_by)]
+        return len(stuck) < self._request.limit
+
+
+class SlotAcquisition(PermitAcquisition[L]):
+    """A part of a search: one try at a slot, or a short wait for it."""
+
+    _too_late_error = BackendUnavailable  # as `LockTimeout` it would count as busy
+
+    def __init__(self, search: SlotSearch[L], settings: LockSettings, timeout: Seconds) -> None:
+        """Start the clock of this part; what was said in an earlier one is not said again."""
+        super().__init__(search.context, search.backend, settings, timeout)
+        self._search = search
+        self._waiting, self._warn_at = search.waiting, search.warn_at
+
+    async def run(self, name_holder: bool) -> L:  # noqa: FBT001 - as the base
+        search = self._search
+        try:
+            return await super().run(name_holder)
+        finally:
+            search.waiting, search.warn_at = self._waiting, self._warn_at
+
+    @property
+    def _endless(self) -> bool:
+        return self._search.deadline is None
+
+    def _names(self) -> Container[str]:
+        return [slot_name(self._search.settings.name, slot) for slot in range(self._settings.limit)]
+
+    def _warn_at_backend(self, waited: Seconds) -> None:
+        super()._warn_at_backend(self._began - self._search.began + waited)
+
+
 class SlotSearch(Generic[L]):
     """One acquisition of a permit where the backend has locks only."""
 
@@ -73,39 +121,41 @@ class SlotSearch(Generic[L]):
         """Start the clock."""
         assert settings.mode == "permit", "only semaphores have slots"
         assert settings.limit > 0, "a semaphore without slots would be searched for ever"
-        self._context = context
-        self._backend = backend
+        self.context = context
+        self.backend = backend
         self._runtime: Runtime = context.client.runtime
-        self._settings = settings
-        self._began = self._answered_at = self._runtime.now()
-        self._deadline = None if timeout is None else self._began + timeout
+        self.settings = settings
+        self.began = self._answered_at = self._runtime.now()
+        self.deadline = None if timeout is None else self.began + timeout
+        self.waiting = False  # a part of it has waited, and the caller was told what there is to tell
+        self.warn_at = self.began + settings.ttl
 
     async def run(self) -> L:
         """Acquire the lock of a slot."""
         while True:
             try:
-                for slot in range(self._settings.limit):
+                for slot in range(self.settings.limit):
                     if (lease := await self._try(slot, 0)) is not None:
                         return lease
-                left = inf if self._deadline is None else self._deadline - self._runtime.now()
+                left = inf if self.deadline is None else self.deadline - self._runtime.now()
                 if left <= 0:
                     raise self._timed_out()
-                slot = self._runtime.random.randrange(self._settings.limit)
+                slot = self._runtime.random.randrange(self.settings.limit)
                 if (lease := await self._try(slot, min(self._jitter(SLICE_SECONDS), left))) is not None:
                     return lease
             except BackendUnavailable:
                 now = self._runtime.now()
-                end = self._deadline
-                if now >= (self._answered_at + self._context.unavailable_after if end is None else end):
+                end = self.deadline
+                if now >= (self._answered_at + self.context.unavailable_after if end is None else end):
                     raise
                 pause = self._jitter(OUTAGE_PAUSE_SECONDS)
                 await self._runtime.sleep(pause if end is None else min(pause, end - now))
 
     async def _try(self, slot: int, timeout: Seconds) -> L | None:
         """Try one slot; None if it stayed busy."""
-        settings = replace(self._settings, name=slot_name(self._settings.name, slot), mode="exclusive")
+        settings = replace(self.settings, name=slot_name(self.settings.name, slot), mode="exclusive")
         try:
-            lease = await Acquisition(self._context, self._backend, settings, timeout).run(name_holder=False)
+            lease = await SlotAcquisition(self, settings, timeout).run(name_holder=False)
         except LockTimeout:
             self._answered_at = self._runtime.now()
             return None
@@ -117,7 +167,7 @@ class SlotSearch(Generic[L]):
         return seconds * self._runtime.random.uniform(0.5, 1.5)
 
     def _timed_out(self) -> LockTimeout:
-        settings, url, waited = self._settings, self._context.client.url, self._runtime.now() - self._began
+        settings, url, waited = self.settings, self.context.client.url, self._runtime.now() - self.began
         message = no_free_permit(settings.name, url, settings.limit, waited, advice="Wait longer with timeout=.")
         return LockTimeout(message, name=split_space(settings.name)[1], backend=url)
 
@@ -219,12 +269,15 @@ class SemaphoreCaps:
 
     async def cap(self, name: str, seconds: Seconds) -> int | None:
         """Return the cap of a semaphore, None without one."""
-        space, given = split_space(name)
-        assert space == "sem", "a lock of the same name has no cap"
+        assert split_space(name)[0] == "sem", "a lock of the same name has no cap"
         if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:
             # In the background, where calls at the same time share the question.
             await self._asking.start().wait(max(0.0, seconds))
-        return self._caps.get(given)
+        return self.known(name)
+
+    def known(self, name: str) -> int | None:
+        """Return the cap as last heard, without asking."""
+        return self._caps.get(split_space(name)[1])
 
     async def _ask(self) -> None:
         asked_at = self._client.runtime.now()
@@ -285,8 +338,8 @@ class SemaphoreCaps:
                 return
 
 
-class PermitAcquisition(Acquisition[L]):
-    """As `Acquisition`."""
+class CountedAcquisition(PermitAcquisition[L]):
+    """A permit where the backend counts them."""
 
     def __init__(
         self,
@@ -304,7 +357,11 @@ class PermitAcquisition(Acquisition[L]):
 
     async def _ask(self, started: Instant) -> L | None:
         settings = self._settings
-        self._cap = await self._caps.cap(settings.name, min(CALL_SECONDS, self._answer_by - started))
+        try:
+            self._cap = await self._caps.cap(settings.name, min(CALL_SECONDS, self._answer_by - started))
+        except BaseException:
+            await self._undo()  # an earlier round may have left a place in the queue
+            raise
         if self._cap == 0:
             await self._pause_at_zero()
             return None
@@ -315,6 +372,9 @@ class PermitAcquisition(Acquisition[L]):
     async def _pause_at_zero(self) -> None:
         """Wait until the cap may be another one, without a place in the queue."""
         assert self._cap == 0, "with permits the backend is asked"
+        if self._request.state is not None:  # from an earlier round
+            await self._undo()
+            self._request = self._new_request()
         if self._out_of_time:
             raise self._caps.paused(self._settings.name)
         self._check_open()
@@ -322,21 +382,14 @@ class PermitAcquisition(Acquisition[L]):
         await self._client.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
         self._check_open()
 
+    def _timed_out(self, busy: Busy | None) -> LockError:
+        name = self._settings.name
+        return self._caps.paused(name) if self._caps.known(name) == 0 else super()._timed_out(busy)
+
     def _busy_message(self, holder: str, advice: str = "Wait longer with timeout=, or raise the limit.") -> str:
         waited = self._runtime.now() - self._began
         name, url = self._settings.name, self._client.url
         return no_free_permit(name, url, self._request.limit, waited, holder=holder, advice=advice)
-
-    def _advice(self, record: LeaseRecord) -> str:
-        if not self._is_own(record):
-            return super()._advice(record)
-        return "Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again"
-
-    def _others_may_release(self) -> bool:
-        name, relation = self._settings.name, self._runtime.relation
-        records = self._context.leases.all()
-        stuck = [record for record in records if record.grant.name == name and relation(record.acquired_by)]
-        return len(stuck) < self._request.limit
 
     async def _wait(self, busy: Busy) -> None:
         assert self._request.mode == "permit", "only semaphores have caps"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from enum import Enum
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from fastapi import Depends, Request, params
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -26,6 +28,9 @@ __all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifesp
 
 _ELSEWHERE = (params.Header, params.Cookie, params.Body, params.Depends)
 """Markers of parameters that FastAPI does not take from the path or the query."""
+
+_Declared = tuple[TypeAdapter[Any] | None, Callable[[], object] | None, str]
+"""Type, factory of the default and alias of a parameter; None for each that is missing."""
 
 
 def client(request: HTTPConnection) -> Client:
@@ -55,8 +60,8 @@ def locked(
 
     Args:
         name: Of the lock. Fields such as ``{seat}`` are path or query parameters of the request, converted as the
-            endpoint declares them: with ``seat: int``, ``/seats/7`` and ``/seats/07`` are one lock. Or a dependency
-            that returns the name, for example from the body.
+            endpoint or one of its dependencies declares them: with ``seat: int``, ``/seats/7`` and ``/seats/07`` are
+            one lock. Or a dependency that returns the name, for example from the body.
         timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
         retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
         cancel_on_lost: Cancel an ``async def`` endpoint when its lease is lost. (A thread cannot be cancelled.)
@@ -101,15 +106,19 @@ def _naming(template: str) -> Callable[[HTTPConnection], str]:
 
     def name_of(request: HTTPConnection) -> str:
         given = {**request.query_params, **request.path_params}
-        endpoint = request.scope["endpoint"]
-        return filled(fields, {field: _converted(endpoint, field, given) for field in fields.names})
+        endpoint, dependant = request.scope["endpoint"], request.scope["route"].dependant
+        declared = {
+            field: _declared(endpoint, field) or _declared_below(dependant, field) or (None, None, field)
+            for field in fields.names
+        }
+        return filled(fields, {field: _converted(declared[field], given) for field in fields.names})
 
     return name_of
 
 
-def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) -> object:
+def _converted(declared: _Declared, given: dict[str, Any]) -> object:
     """Convert a parameter of the request as the endpoint's signature says, so that each value has one name."""
-    adapter, default, alias = _declared(endpoint, field)
+    adapter, default, alias = declared
     value: object
     if alias not in given:
         if default is None:
@@ -128,20 +137,31 @@ def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) 
     return value.value if isinstance(value, Enum) else value
 
 
+def _declared_below(dependant: Dependant, field: str) -> _Declared | None:
+    """Find a parameter that only a dependency of the endpoint declares."""
+    for one in dependant.dependencies:
+        if one.call and any(parameter.name == field for parameter in (*one.path_params, *one.query_params)):
+            return _declared(one.call, field)
+        if (found := _declared_below(one, field)) is not None:
+            return found
+    return None
+
+
 @functools.cache
-def _declared(
-    endpoint: Callable[..., Any], field: str
-) -> tuple[TypeAdapter[Any] | None, Callable[[], object] | None, str]:
-    """Find the type, the default's factory and the alias of an endpoint's parameter; None for each that is missing."""
+def _declared(endpoint: Callable[..., Any], field: str) -> _Declared | None:
+    """Find a parameter of an endpoint, or of a dependency."""
     function = inspect.unwrap(endpoint)
     parameter = inspect.signature(function).parameters.get(field)
     if parameter is None:
-        return None, None, field
+        return None
     hint: Any = None
     if parameter.annotation is not inspect.Parameter.empty:
         # Only this annotation: others may name what only type checkers import.
         holder = SimpleNamespace(__annotations__={field: parameter.annotation})
-        hint = get_type_hints(holder, globalns=getattr(function, "__globals__", None), include_extras=True)[field]
+        # A dependency may be a class, or an object that can be called.
+        module = sys.modules[getattr(function, "func", function).__module__]
+        named = getattr(function, "__globals__", vars(module))
+        hint = get_type_hints(holder, globalns=named, include_extras=True)[field]
     alias, fixed = field, parameter.default
     default: Callable[[], object] | None = None if fixed is inspect.Parameter.empty else lambda: fixed
     for marker in (*getattr(hint, "__metadata__", ()), fixed):

@@ -56,7 +56,10 @@ class JobOptions(TypedDict, total=False):
     """Seconds until others get the lock of a worker that was killed. None: the client's default."""
 
     timeout: Seconds | timedelta | None
-    """How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit."""
+    """
+    How many seconds ``"wait"`` waits for the lock, and before that for a run of the same ``once``, before it raises
+    `lockkit.LockTimeout`; None without limit.
+    """
 
     once: str | None
     """
@@ -112,8 +115,13 @@ class JobLock:
         once: str | None = None,
         keep: float | timedelta = KEEP_SECONDS,
         busy_countdown: Seconds | timedelta = RETRY_SECONDS,
+        again: type | tuple[()] = (),
     ) -> None:
-        """Check what can be checked without a client. `function` is the job's; its arguments fill the fields."""
+        """
+        Check what can be checked without a client.
+
+        Of a result of the class `again`, the library runs the job again: ``once`` does not count it as done.
+        """
         name = once if lock is None else lock
         if name is None:
             raise ConfigurationError(
@@ -137,6 +145,7 @@ class JobLock:
         waits = validation.timeout(timeout, name=name)
         self._timeout = waits if on_busy == "wait" else 0
         self._keep = validation.seconds(keep, "keep", exclusive=True)
+        self._again = again
 
     def run(
         self, client: Client, work: Callable[[Lease | None], R], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
@@ -148,9 +157,9 @@ class JobLock:
             key = self._once.name(arguments, keywords)
             once = client.once(key, keep=self._keep, ttl=self._ttl, timeout=self._timeout, label=self._once_label)
             attempt = _entered(stack, once)
-            if attempt.first:
-                attempt.done(self._run_locked(client, work, arguments, keywords))
-            result: R = attempt.result
+            result: R = self._run_locked(client, work, arguments, keywords) if attempt.first else attempt.result
+            if attempt.first and not isinstance(self._once.finished(result), self._again):
+                attempt.done(result)
             return result
 
     def _run_locked(
@@ -195,12 +204,16 @@ def check_options(decorator: str, lock: object, options: Mapping[str, object]) -
 
 
 def locked_function(
-    function: Callable[P, R], lock: str | None, options: JobOptions, busy: Callable[[JobLock, LockTimeout], R | None]
+    function: Callable[P, R],
+    lock: str | None,
+    options: JobOptions,
+    busy: Callable[[JobLock, LockTimeout], R | None],
+    again: type | tuple[()] = (),
 ) -> Callable[P, R | None]:
     """Return a function that runs under the lock of its job, with the client of the calling process."""
     url = options.get("url")
     others: dict[str, Any] = {name: value for name, value in options.items() if name != "url"}
-    job = JobLock(function, lock, **others)
+    job = JobLock(function, lock, again=again, **others)
 
     @functools.wraps(function)
     def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:

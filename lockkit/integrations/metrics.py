@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Literal, NamedTuple, get_args
+from weakref import WeakSet
 
 from lockkit.backend import LossReason
 from lockkit.observers import LockEvent, Observer
+from lockkit.runtime import in_forked_child
 from lockkit.units import Seconds
 
 UNLABELLED = "unlabelled"
@@ -46,6 +48,11 @@ class MetricsObserver(Observer, ABC):
     """Counts the events of locks. A subclass says where."""
 
     def __init__(self) -> None:
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        """Know of no lease: also in a forked child, which holds none; there, `held` keeps the parent's count."""
         self._owners: dict[str | None, Labels] = {}  # labels at the grant: a downgrade changes the mode
         self._grants: dict[Labels, dict[str | None, float]] = {}  # when each was granted, the oldest first
         self._calls: Counter[Labels] = Counter()  # that wait
@@ -116,3 +123,14 @@ class MetricsObserver(Observer, ABC):
             self._count("held", labels, -1)
             self._grants[labels].pop(event.owner, None)
             self._leases_changed(labels)
+
+
+_all: WeakSet[MetricsObserver] = WeakSet()
+
+
+def _forked() -> None:
+    for observer in list(_all):
+        observer._begin()  # noqa: SLF001 - of this module
+
+
+in_forked_child(_forked)

@@ -74,13 +74,16 @@ class OpenTelemetryObserver(MetricsObserver):
             "wait": meter.create_histogram("lockkit.wait.duration", "s", "How long calls waited for the lock."),
             "hold": meter.create_histogram("lockkit.hold.duration", "s", "How long leases were held."),
         }
-        self._spans: dict[str | None, Span] = {}  # of leases
-        self._late: dict[Labels, Seconds] = {}
         self._observe(meter, "lockkit.held.oldest", "Age of the oldest lease that is held.", self._ages)
         self._observe(
             meter, "lockkit.renewal.late", "How much later than planned the last renewal was sent.",
             lambda: self._late.copy().items(),
         )  # fmt: skip
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._spans: dict[str | None, Span] = {}  # of leases
+        self._late: dict[Labels, Seconds] = {}
 
     @staticmethod
     def _observe(meter: Meter, name: str, about: str, values: Callable[[], Iterable[tuple[Labels, float]]]) -> None:

@@ -54,7 +54,7 @@ def locked_job(
             # RQ takes it for no result, and counts these apart from the retries of failures.
             return cast("R", Retry(max=sys.maxsize, interval=max(1, ceil(job.busy_countdown))))
 
-        return locked_function(function, lock, options, busy)
+        return locked_function(function, lock, options, busy, again=Retry)
 
     return decorate
 

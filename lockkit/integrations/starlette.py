@@ -199,7 +199,7 @@ def check_options(timeout: Any, retry_after: object, options: Mapping[str, Any])
     """Check the options of a lock when an endpoint is declared, not at its first request."""
     validation.seconds(retry_after, "retry_after")
     # No client is open yet. One in memory checks the same, and sends nothing before a lock is acquired.
-    aio.connect("memory://").lock("checked", timeout=timeout, **options)
+    aio.connect("memory://", scope="process").lock("checked", timeout=timeout, **options)
 
 
 def refusal(status: int, detail: str, retry_after: Seconds | timedelta) -> HTTPException:

@@ -321,10 +321,13 @@ class Candidate(Generic[T]):
             term = cast("T", await self._engine.acquire(settings, timeout))
             try:
                 await self._begin(term._record)  # noqa: SLF001 - the core of the term
-            except LockLost:
-                # It ended between the grant and the first renewal. In office for no instant: campaign again.
+            except (LockLost, BackendUnavailable) as error:
+                # It ended between the grant and the first renewal, or that was not answered, and has been released. In
+                # office for no instant: campaign again, which notices when an outage has lasted too long.
                 if timeout is not None:
                     timeout = max(0.0, until - runtime.now())
+                    if not timeout and isinstance(error, BackendUnavailable):
+                        raise
             else:
                 return term
 

@@ -165,7 +165,8 @@ class Once:
             note, done = await self._read()
             attempt.note = None if note is None else note.text
         except BaseException as error:
-            await attempt.leave(error)
+            # Not `Attempt.leave`: this is no error of the work, to be stored as its outcome.
+            await self.engine.releases.leave(lease._record, error)  # noqa: SLF001 - made by make_lease
             raise
         if done is None and lease.held:
             return attempt
@@ -203,7 +204,7 @@ class Once:
             if done:
                 await attempt.write('{"done":0}', FORGOTTEN_SECONDS)
         except BaseException as error:
-            await attempt.leave(error)
+            await self.engine.releases.leave(lease._record, error)  # noqa: SLF001 - as in `begin`
             raise
         await attempt.leave(None)
         return done

@@ -444,7 +444,14 @@ class StringUpdate(OptimisticUpdate):
                 await self._write(pipe, new)
         finally:
             # Returns the connection to the pool, watching nothing.
-            await self.runtime.io(pipe.reset())
+            try:
+                await self.runtime.io(pipe.reset())
+            except DRIVER_ERRORS:
+                # UNWATCH was not answered. The caller needs the error of before, and a connection that watches nothing.
+                if pipe.connection is not None:  # redis-py 8 gives it back, closed
+                    await self.runtime.io(pipe.connection.disconnect())
+                pipe.watching = False
+                await self.runtime.io(pipe.reset())
         return new
 
     def _pipeline(self) -> Any:  # noqa: ANN401 - two classes of redis-py's

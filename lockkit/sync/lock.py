@@ -158,9 +158,8 @@ class Lock(BaseLock):
         if template.wraps_coroutine:
             if self._settings.skips:
                 message = (
-                    f"lock {self.name!r} with on_busy='skip' cannot decorate {template.label!r}, a plain wrapper "
-                    "around a coroutine function: lockkit cannot know whether a call that is skipped must return None "
-                    "or a coroutine. Put the lock's decorator below the others"
+                    f"lock {self.name!r} with on_busy='skip' cannot decorate {template.label!r}, a plain wrapper of a "
+                    "coroutine function (what would a skipped call return?): put the lock's decorator below the others"
                 )
                 raise ConfigurationError(message, name=self.name, backend=self._engine.url)
 

@@ -154,8 +154,8 @@ class Orders:
     async def _use_as_child(self, parents: str, name: str) -> dict[str, object]:
         seen: dict[str, object] = {}
         seen["owners"] = [holder.owner for holder in await self._client.holders(parents)]
-        seen["parents_lock"] = await self._client.lock(parents).try_acquire() is not None
-        own = await self._client.lock(name).acquire(5)
+        seen["parents_lock"] = await self._driver.answered(self._client.lock(parents).try_acquire) is not None
+        own = await self._client.lock(name).acquire(PATIENCE)
         seen["own_owners"] = [holder.owner for holder in await self._client.holders(name)] == [own.owner]
         await own.release()
         return seen

@@ -16,6 +16,9 @@ ttl ran out"; far above what a busy machine needs. A test of the suite itself, w
 Who only wants a free lock asks with it too, not with 0: a server that stalls for seconds has broken no promise.
 """
 
+CONTENTION_SECONDS = float(os.environ.get("LOCKKIT_TEST_SECONDS", "0"))
+"""How long the processes of an exclusion case contend at the least. ``nox -s exclusion`` has 8 do it for 30 seconds."""
+
 LONG = 120.0
 SHORT = 0.3
 KEPT = 1.5

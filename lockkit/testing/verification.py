@@ -36,13 +36,14 @@ from lockkit.testing.plugin import (
     promise,
     skip_reason,
 )
+from lockkit.testing.timing import CONTENTION_SECONDS, PATIENCE
 
 __all__ = ["CaseResult", "Outcome", "Verification", "verify"]
 
 log = logging.getLogger("lockkit")
 
-CASE_SECONDS = 120
-"""What a case may take before it counts as failed. They wait for 20 s at most for what must happen, several times."""
+CASE_SECONDS = max(120, int(6 * PATIENCE), int(CONTENTION_SECONDS + 4 * PATIENCE))
+"""What a case may take before it counts as failed. They wait for what must happen several times."""
 
 _FACES: Final = {"sync": "blocking", "async": "asyncio"}
 """The APIs, as people call them, and in the ids of the cases."""

@@ -45,7 +45,7 @@ def take(state: LockState[Asker], asker: Asker, now: float) -> bool:
 
 class LockStateMachine(RuleBasedStateMachine):
     """
-    Random clients acquire, read, write, wait, renew, downgrade, release, give up, die and oversleep.
+    Random clients acquire, read, write, wait, renew, downgrade, take over, release, give up, die and oversleep.
 
     The model knows only what a holder may believe: from its grant or last renewal on, for its ttl, while its client
     lives, unless the lock was broken.
@@ -155,6 +155,23 @@ class LockStateMachine(RuleBasedStateMachine):
         assert done == (self.now < known[0])
         if done:
             self.believed[asker.owner] = (known[0], reader(asker.owner), None)
+
+    @rule(target=askers, asker=askers, ahead=st.integers(0, 5))
+    def take_over(self, asker: Asker, ahead: int) -> Asker:
+        """Another owner takes over from a writer, twice: the first answer was lost."""
+        self.count += 1
+        taker = Asker(f"owner-{self.count}", asker.ttl, f"client-{self.count}")
+        until, held, _ = self.believed.get(asker.owner, (0.0, asker, None))
+        if held.mode == "exclusive" and not self.is_dead(asker):
+            lower = self.token + 1 - ahead
+            taken, again = [self.state.take_over("x", asker.owner, taker, self.now, lower) for _ in range(2)]
+            assert taken == again
+            assert (taken is not None) == (self.now < until)
+            if taken is not None:
+                assert taken.token == self.token + 1
+                del self.believed[asker.owner]
+                self._granted(taker, taken, [])
+        return taker
 
     @rule(asker=consumes(askers))
     def release(self, asker: Asker) -> None:
@@ -281,6 +298,17 @@ def test_dead_claims_are_skipped() -> None:
     assert notify == [Asker("d", client="d"), Asker("e", client="e")]
     assert state.predecessor("e", lambda claim: claim.client in dead) == Asker("d", client="d")
     assert take(state, Asker("d", client="d"), 0.3)
+
+
+@pytest.mark.parametrize("holder", [Asker("h"), reader("h"), permit("h", 1)], ids=lambda one: one.mode)
+@pytest.mark.parametrize("queue", [False, True])
+def test_refusal_names_a_holder_and_when_it_ends(holder: Asker, queue: bool) -> None:  # noqa: FBT001 - a parameter
+    """Also to who does not wait."""
+    state: LockState[Asker] = LockState()
+    assert take(state, holder, 0.0)
+    other = permit("o", 1) if holder.mode == "permit" else Asker("o")
+
+    assert state.acquire("x", other, 1.0, 0, queue=queue)[0] == Busy(9.0, owner="h", metadata="")
 
 
 def test_dead_head_of_the_queue_delays_nobody() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -86,6 +87,23 @@ class Noting(Flock):
     def lock(self, name: str) -> Library:
         Path(self.url.removeprefix("file://"), f"{name}.{os.getpid()}").touch()
         return super().lock(name)
+
+
+class Connecting(Flock):
+    """Connects with its first lock."""
+
+    connected = False
+
+    def lock(self, name: str) -> Library:
+        lock = super().lock(name)
+
+        def enter() -> Library:
+            if not self.connected:
+                time.sleep(3)
+                self.connected = True
+            return lock.__enter__()
+
+        return Bracket(enter, lambda: lock.__exit__(None, None, None))
 
 
 class Dying(Adapter):

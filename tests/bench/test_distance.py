@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lockkit_tools.bench import catalog
-from lockkit_tools.bench.addresses import addresses, redirected, why_not_through
+from lockkit_tools.bench.addresses import addresses, redirected, title, why_not_through
 from lockkit_tools.bench.settings import ROUND_TRIPS_MS
 from lockkit_tools.bench.workloads.contention import longest_wait
 from lockkit_tools.bench.workloads.distance import trips
@@ -49,6 +49,20 @@ def test_servers_of_a_url_are_found_and_replaced(url: str, found: list[tuple[str
     assert addresses(url) == found
     if found:
         assert redirected(url, ["a:1", "b:2", "c:3"][: len(found)]) == moved
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("import", "import"),
+        ("postgresql://***@h/app?mode=row", "postgresql, mode=row"),
+        ("etcd://a,b,c", "etcd, 3 nodes"),
+        ("s3://locks?endpoint=http://h:9000 (http://h:9000)", "s3"),  # as its client is shown
+    ],
+)
+def test_places_have_short_titles(group: str, said: str) -> None:
+    """In the page, and on the site."""
+    assert title(group) == said
 
 
 @pytest.mark.parametrize(

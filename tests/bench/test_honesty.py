@@ -190,6 +190,14 @@ def test_sweep_contends_once_for_each_number(tmp_path: Path) -> None:
     until(broken)
 
 
+def test_connecting_counts_for_nobody(tmp_path: Path) -> None:
+    """Whether a library connects when its client is made, or with its first lock, which takes longer than a turn."""
+    outcome = measure([subject("Connecting", tmp_path)], "contention", settings=replace(SHORT, seconds=2))
+
+    (cell,) = outcome.cells
+    assert cell.rounds[0].figures["pairs_per_second"] > 0
+
+
 def test_throughput_is_of_locks_that_nobody_else_wants(tmp_path: Path) -> None:
     """No process uses another's."""
     outcome = measure([subject("Noting", tmp_path)], "throughput")
@@ -202,14 +210,16 @@ def test_throughput_is_of_locks_that_nobody_else_wants(tmp_path: Path) -> None:
 
 
 def test_imports_are_compared_with_a_bare_interpreter() -> None:
-    """Lockkit loads nothing of others; the modules of a library that does are counted."""
+    """Lockkit loads nothing of others; what a library loads of others is counted, and not the library itself."""
     subjects = [subject for subject in catalog.imports() if subject.label in {"import lockkit", "import filelock"}]
+    subjects[1] = replace(subjects[1], label="import pytest", target="import pytest")
 
     outcome = measure(subjects, "import", settings=replace(SHORT, imports=1))
 
     ours, theirs = (cell.rounds[0] for cell in outcome.cells)
     assert ours.figures["third_party"] == 0
-    assert "filelock" in theirs.details["third_party"]
+    assert "pluggy" in theirs.details["third_party"]
+    assert "pytest" not in theirs.details["third_party"]
     assert theirs.figures["modules"] > 0
     assert ours.figures["modules"] > 0
 

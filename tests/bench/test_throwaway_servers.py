@@ -80,7 +80,7 @@ def test_ctrl_c_ends_the_servers_too(tmp_path: Path) -> None:
     )
     arguments = ["bench", "--servers", "local", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05", "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, *arguments],
+        [sys.executable, "-P", "-X", "faulthandler", "-c", program, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**environment(), "TMPDIR": str(tmp_path)},
@@ -97,7 +97,8 @@ def test_ctrl_c_ends_the_servers_too(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             text, _ = process.communicate(timeout=60)
     finally:
-        process.kill()
+        process.send_signal(signal.SIGABRT)  # one that still runs shows where it hangs
+        process.wait()
 
     assert process.returncode == 130
     assert not text or json.loads(text)["interrupted"] is True

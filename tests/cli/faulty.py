@@ -49,6 +49,10 @@ class FaultyBackend(_Renamed):
         self._answer("renew")
         return await super().renew(grants)
 
+    async def write_note(self, grant: Grant, text: str, keep: float, answer_by: float = inf) -> bool:
+        self._answer("note")
+        return await super().write_note(grant, text, keep, answer_by)
+
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         self._answer("names")
         return await super().names(prefix, after)

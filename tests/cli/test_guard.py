@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import subprocess
 from pathlib import Path
 
@@ -42,6 +44,25 @@ def test_guard_kills_though_lockkit_is_gone_at_the_same_moment() -> None:
             assert command.wait(timeout=PATIENCE) == -9
         finally:
             guard.dismiss()
+
+
+def test_guard_closes_what_is_open_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process may open a billion files, to close each number took a minute, in which it killed nobody."""
+    monkeypatch.setattr(os, "sysconf", None)
+    read, write = os.pipe()
+    high = fcntl.fcntl(write, fcntl.F_DUPFD, 500)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
+        guard = Guard(command.pid)
+        os.close(write)
+        os.close(high)
+        try:
+            assert select.select([read], [], [], PATIENCE)[0]  # nobody else has the other end
+            guard.tell(monotonic() + 0.1)
+            assert command.wait(timeout=PATIENCE) == -9
+        finally:
+            command.kill()
+            guard.dismiss()
+            os.close(read)
 
 
 def test_supervisor_does_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

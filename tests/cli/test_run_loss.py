@@ -92,7 +92,7 @@ def test_failing_renewals_end_the_group_before_the_next_holder_starts(cli: Cli) 
 
     assert in_time(last_beat(cli.home, members), min(next_started, failed + TTL), watch)
     assert "was not renewed" in said
-    assert "were killed, " in said
+    assert "were killed" in said  # on a busy machine by the guard
 
 
 @pytest.mark.slow

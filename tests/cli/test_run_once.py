@@ -96,6 +96,16 @@ def test_runs_at_the_same_time_complete_once(cli: Cli) -> None:
     assert counter.read_text() == "x\n"
 
 
+def test_command_has_its_status_though_its_success_cannot_be_noted(cli: Cli) -> None:
+    """As on a server that is full: 69 is for commands that did not run."""
+    url = f"faulty:{cli.home}/locks"
+    done = cli.run("run", "a", "--url", url, "--ttl", "4", "--once", "k", "--", "touch", f"{cli.home}/locks.note")
+
+    assert done.returncode == 0
+    assert "lockkit: the command ended with status 0, but its success was not recorded: could not write" in done.stderr
+    assert cli.holders("a", f"file:{cli.home}/locks") == []
+
+
 def test_slot_goes_by_the_servers_clock(cli: Cli) -> None:
     """Redis tells its time; the same record is seen through another connection."""
     with RedisServer() as server:

@@ -17,7 +17,7 @@ from lockkit_tools.history import MODELS, check, read
 from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.cli.support import Cli
 
-FEW = ("--only", "names_are_locks_of_their_own", "--face=sync")
+FEW = ("--only", "owners_are_never_the_same", "--face=sync")
 
 
 def test_report_says_what_holds_and_what_is_not_promised(cli: Cli) -> None:
@@ -30,7 +30,7 @@ def test_report_says_what_holds_and_what_is_not_promised(cli: Cli) -> None:
     (cli.home / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     cli.env["PYTEST_ADDOPTS"] = "--no-such-option"
     before = sorted(cli.home.iterdir())
-    cases = "ping or processes_exclude or names_are_locks or actors_of_one_client_exclude"
+    cases = "ping or processes_exclude or owners_are_never or actors_of_one_client_exclude"
     done = cli.run("verify", "memory://", "--only", cases)
 
     assert done.returncode == 0, done.stderr

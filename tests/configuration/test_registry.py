@@ -147,7 +147,7 @@ def test_third_party_backend_is_found(install: Callable[..., None]) -> None:
 
 
 def test_builtin_takes_a_driver_only_where_it_says_so(builtin: Callable[..., None]) -> None:
-    """``memory+x`` is no scheme, also though lockkit's own entry points have ``memory``."""
+    """``memory+x`` is no scheme."""
     builtin(
         db=Builtin("fake_backends:Fake", drivers=True),
         red=Builtin("fake_backends:Fake"),

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from lockkit.backends.object_store.record import object_name
+from lockkit.backends.sql_table.statements import SHARED
 from lockkit.testing.faults import Faults, Step, Target
 from lockkit_tools.servers import (
     EtcdCluster,
@@ -241,6 +242,10 @@ class RedisGroupFaults(RedisFaults):
 
 class SqlFaults(ServerFaults):
     """PostgreSQL and MariaDB."""
+
+    def sign(self, step: Step, name: str) -> bytes:
+        """A downgrade reads the row, and then writes it."""
+        return SHARED.encode() if step == "downgrade" else name.encode()
 
     def prepare(self) -> None:
         """Make a user without rights."""

@@ -38,6 +38,13 @@ ENGINE_OWNED = frozenset(cases(EngineCases)) | {
     # The engine's queue of each lock, behind which a backend sees one waiter; which errors `once` keeps.
     "test_waiters_of_one_client_come_in_the_order_of_their_arrival",
     "test_errors_count_as_done_only_if_listed",
+    # Renewal ends, and so does the lease that nobody renews.
+    "test_max_hold_ends_renewal",
+    "test_holder_without_progress_loses_the_lock",
+    # What the client knows of a lease or of its own wait, and says.
+    "test_release_after_expiry_raises",
+    "test_extend_of_a_lost_lease_raises",
+    "test_wait_beyond_the_ttl_is_told_once",
 }
 """Cases that engine, API or a primitive above them decide alone: a backend only grants, renews and releases."""
 

@@ -26,20 +26,20 @@ CORE = [
 REAL_WORLD = {"asyncio", "random", "secrets", "threading", "time"}
 
 
+def is_executable(node: ast.AST) -> bool:
+    """Tell ``sys.executable``."""
+    return isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
+
+
 def test_every_python_that_is_started_ignores_the_working_directory() -> None:
     """With -P or -I: a module that anybody put there would run as this user. `elect` repeats its own command line."""
     started = [
         (name, ast.unparse(node))
         for name, module in MODULES.items()
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable"
+        if isinstance(node, ast.List) and node.elts and is_executable(node.elts[0])
     ]
-    named = [
-        name
-        for name, module in MODULES.items()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
-    ]
+    named = [name for name, module in MODULES.items() for node in ast.walk(module.tree) if is_executable(node)]
 
     assert len(started) >= 4
     assert sorted(named) == sorted(

@@ -20,13 +20,6 @@ PROJECT: dict[str, Any] = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
-def test_builtin_backends_are_the_entry_points() -> None:
-    """A checkout and an installation know the same backends."""
-    declared = PROJECT["entry-points"][registry.GROUP]
-
-    assert {scheme: builtin.target for scheme, builtin in registry.BUILTIN.items()} == declared
-
-
 def test_core_depends_on_nothing() -> None:
     """Drivers are extras."""
     assert PROJECT["dependencies"] == []

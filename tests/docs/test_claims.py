@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.story import ROOT
-from tests.interop.kazoo_differences import DIFFERENCES as KAZOO_DIFFERENCES
-from tests.interop.redis_py_differences import DIFFERENCES
+from tests.interop.kazoo_differences import DIFFERENCES as KAZOO
+from tests.interop.redis_py_differences import DIFFERENCES as REDIS_PY
 
 EXPLANATION = ROOT / "docs" / "explanation"
 
@@ -65,23 +65,13 @@ def test_every_row_of_events_names_its_test(page: str, header: str) -> None:
     assert [row for row in rows if "`test_" not in row] == []
 
 
-def documented_differences(page: str) -> dict[str, str]:
-    """The tests of another project that a page says to fail, and why."""
-    text = (EXPLANATION / page).read_text()
-    return {
-        name: reason
-        for names, reason in re.findall(r"^\| (`test_.*?) \| (.*) \|$", text, re.MULTILINE)
-        for name in re.findall(r"test_\w+", names)
-    }
-
-
-def test_differences_from_redis_py_are_those_that_its_suite_checks() -> None:
+@pytest.mark.parametrize(("page", "differences"), [("redis-py", REDIS_PY), ("kazoo", KAZOO)])
+def test_documented_differences_are_those_that_the_suite_checks(
+    page: str, differences: dict[str, dict[str, str]]
+) -> None:
     """The page has the table of the nox session: the same tests, with the same reasons."""
-    expected = {name: reason for reasons in DIFFERENCES.values() for name, reason in reasons.items()}
+    text = (EXPLANATION / f"{page}-differences.md").read_text()
+    rows = re.findall(r"^\| (`test_.*?) \| (.*) \|$", text, re.MULTILINE)
+    documented = {name: reason for names, reason in rows for name in re.findall(r"test_\w+", names)}
 
-    assert documented_differences("redis-py-differences.md") == expected
-
-
-def test_differences_from_kazoo_are_those_that_its_suite_checks() -> None:
-    """As for redis-py."""
-    assert documented_differences("kazoo-differences.md") == KAZOO_DIFFERENCES
+    assert documented == {name: reason for reasons in differences.values() for name, reason in reasons.items()}

@@ -282,3 +282,28 @@ def test_release_of_a_lock_says_that_the_lease_releases(
             _ = made.unknown
 
     asyncio.run(main())
+
+
+def test_all_leases_are_copied_while_garbage_is_collected() -> None:
+    """On Python 3.11 that happens within calls of C that allocate, and drops leases: from what is being copied, too."""
+    client, _ = scripted()
+    leases = [client.lock(f"x{number}", ttl=600).acquire() for number in range(1500)]
+
+    def drop_one(phase: str, info: dict[str, int]) -> None:
+        del info
+        if phase == "start" and leases:
+            leases.pop()
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(drop_one)
+    gc.set_threshold(1)
+    try:
+        counts = [len(client._engine.leases.all()) for _ in range(400)]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(drop_one)
+    assert counts == sorted(counts, reverse=True)
+    assert len(client._engine.leases.all()) == len(leases) < counts[0]
+    for lease in leases:
+        lease.release()
+    client.close()

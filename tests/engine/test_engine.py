@@ -70,6 +70,20 @@ def test_grant_that_came_too_late_is_never_returned() -> None:
         assert lease.remaining() > 50
 
 
+@pytest.mark.parametrize("kind", ["lock", "slots"])
+def test_wait_whose_grants_all_come_too_late_ends(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It has no timeout, and would go on for ever with a server that is slower than the ttl."""
+    client, backend = scripted(MovableClock(), unavailable_after=5)
+    backend.after["try_acquire"] = takes(client, 2.0)
+    if kind == "slots":
+        monkeypatch.setattr(backend, "capabilities", dataclasses.replace(backend.capabilities, permits="slots"))
+    wanted = client.lock("x", ttl=1) if kind == "lock" else client.semaphore("x", limit=2, ttl=1)
+
+    with pytest.raises(LockTimeout if kind == "lock" else BackendUnavailable, match="took longer than its ttl of 1 s"):
+        wanted.acquire()
+    assert 2 <= backend.calls.count("abandon") == backend.calls.count("try_acquire") <= 4
+
+
 def test_single_try_whose_grant_came_too_late_says_so() -> None:
     """Nobody else had the lock: "busy" would send its reader looking for a holder."""
     client, backend = scripted(MovableClock())
@@ -227,11 +241,17 @@ def test_long_wait_is_logged_once_with_the_holder(caplog: pytest.LogCaptureFixtu
         until(lambda: len(warnings()) == 2)
     for waiter in waiters:
         waiter.result()
+    with client.lock("x", ttl=60):
+        waiter = beside(lambda: lock.acquire(2 * PATIENCE).release())
+        until(lambda: len(warnings()) == 3)
+    waiter.result()
 
-    messages = warnings()
-    assert len(messages) == 2
-    assert any("nightly report" in message and "pid=" in message for message in messages)
-    assert any("this same client" in message for message in messages)
+    *first, last = warnings()
+    (about,) = [message for message in first if "nightly report" in message]
+    assert "pid=" in about
+    assert "this same client" not in about
+    assert any("behind other waiters of this same client" in message for message in first)
+    assert "(this same client)" in last
 
 
 def test_timeout_is_one_deadline_for_the_call() -> None:

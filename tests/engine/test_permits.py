@@ -64,6 +64,33 @@ def test_wait_at_a_cap_of_0_ends_at_once(monkeypatch: pytest.MonkeyPatch, ending
             waiting.result(PATIENCE)
 
 
+def test_wait_that_ends_at_a_cap_of_0_leaves_no_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has had one since before the cap, which would keep the others waiting."""
+    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 0.05)
+    with lockkit.connect("memory://queued") as client, lockkit.connect("memory://queued") as other:
+        semaphore = client.semaphore("x", limit=1)
+        with semaphore:
+            waiting = beside(other.semaphore("x", limit=1).try_acquire, 1)
+            until(lambda: semaphore.holders()[0].waiters == 1)
+            semaphore.set_cap(0)
+            assert waiting.result(PATIENCE) is None
+            assert semaphore.holders()[0].waiters == 0
+        semaphore.set_cap(None)
+
+
+def test_call_behind_another_one_at_a_cap_of_0_is_told_of_the_cap() -> None:
+    """Nobody holds a permit, and a higher limit of its own would change nothing."""
+    with lockkit.connect("memory://two-at-0") as client:
+        semaphore = client.semaphore("x", limit=5)
+        semaphore.set_cap(0)
+        first = beside(semaphore.acquire, PATIENCE)
+        until(lambda: bool(client._engine.client.sleeping))
+        with pytest.raises(lockkit.LockTimeout, match="an operator set its limit to 0"):
+            semaphore.acquire(0.05)
+        semaphore.set_cap(None)
+        first.result(PATIENCE).release()
+
+
 def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one client ask at the same moment: the backend has a permit for each of them."""
     asking = threading.Barrier(3)
@@ -157,6 +184,22 @@ def test_timeout_says_how_many_permits_are_held_and_by_whom() -> None:
         " s. Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again."
     )
     assert "e-" not in rest.partition(" s. ")[0]
+
+
+@pytest.mark.parametrize("kind", ["native", "slots"])
+def test_long_wait_for_a_permit_says_each_thing_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: Literal["native", "slots"]
+) -> None:
+    """Also where it consists of many short waits, each for another slot."""
+    monkeypatch.setattr(MemoryBackend, "capabilities", replace(MemoryBackend.capabilities, permits=kind))
+    monkeypatch.setattr("lockkit.engine.semaphore.SLICE_SECONDS", 0.05)
+    with lockkit.connect("memory://") as client, client.semaphore("x", limit=1):
+        assert client.semaphore("x", limit=1, ttl=0.5).try_acquire(1.5) is None
+        until(lambda: "longer than its ttl" in caplog.text)
+
+    own, long = (record.getMessage() for record in caplog.records if record.getMessage().startswith("waiting for"))
+    assert "this same thread holds. Release that permit first, or pass reentrant=True to semaphore()" in own
+    assert "longer than its ttl" in long
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 import lockkit
 from lockkit.testing.face_driver import FaceDriver
-from tests.engine.scripted import fail, once, scripted
+from tests.engine.scripted import Gate, fail, once, scripted
 from tests.faces import both_faces, scripted_for
+from tests.tries import until
 
 
 @both_faces
@@ -47,6 +49,36 @@ async def test_no_answer_to_an_early_release_is_told(driver: FaceDriver) -> None
     await lease.release()
     assert len(await client.holders("cron")) == 1
     await client.close()
+
+
+@both_faces
+async def test_block_whose_end_is_not_answered_keeps_the_lock_for_min_hold(
+    driver: FaceDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the background, as any release; and the log says how long the lock stays."""
+    client, backend = scripted_for(driver)
+    async with client.lock("cron", ttl=30, min_hold=300):
+        backend.before["renew"] = once(fail(lockkit.BackendUnavailable("no answer")))
+    while (holders := await client.holders("cron"))[0].remaining < 200:
+        await driver.sleep(0.01)
+    assert len(holders) == 1
+    assert re.search(r"frees the lock within (300|2\d\d(\.\d)?) s", caplog.text)
+    await client.close()
+
+
+def test_renewal_that_the_server_runs_after_the_release_does_not_end_min_hold() -> None:
+    """It was in flight, and sets the full ttl again."""
+    client, backend = scripted()
+    slow = Gate()
+    backend.before["renew"] = once(slow)
+    lease = client.lock("cron", ttl=30, min_hold=300).acquire()
+    client._engine.confirm_soon()
+    slow.reached()
+    lease.release()
+    slow.open.set()
+    until(lambda: backend.calls.count("renew") == 3)
+    until(lambda: client.holders("cron")[0].remaining > 200)
+    client.close()
 
 
 @both_faces

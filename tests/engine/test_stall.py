@@ -56,6 +56,16 @@ def test_holder_without_a_beat_loses_the_lock_at_most_stall_and_ttl_later(caplog
     assert sum("has made no progress for 10 s, since 2" in line for line in caplog.messages) == 1
 
 
+def test_stall_is_told_before_the_watch_has_seen_it() -> None:
+    """As with `lost`, a look asks the clock; who has released has not stalled."""
+    client, _ = scripted(MovableClock())
+    leases: list[Any] = [client.lock(name, ttl=60, stall=STALL).acquire() for name in "xy"]
+    leases[1].release()
+    client._engine.runtime.added += STALL + 1  # without a word to the watch
+    assert [lease.stalled for lease in leases] == [True, False]
+    client.close()
+
+
 def test_beats_and_extend_keep_it_and_nothing_else_does() -> None:
     """`check`, `held` and `remaining` are looks, and a look is no progress."""
 

@@ -136,6 +136,21 @@ def test_alias_has_one_client_in_all_threads() -> None:
     assert client().url == "memory://django"
 
 
+def test_client_that_was_closed_is_replaced() -> None:
+    """As ``with client() as one:`` closes it, and another view of the worker needs one."""
+
+    async def close() -> None:
+        async with aio_client() as one:
+            assert one is aio_client()
+        assert (await aio_client().holders("a")) == []
+
+    with client() as one:
+        assert one is client()
+    assert client() is client()
+    assert client().holders("a") == []
+    asyncio.run(close())
+
+
 def test_changed_settings_make_another_client() -> None:
     """A test's settings count at once, and its clients are closed after it. Other settings are none of its business."""
     before = client()
@@ -505,10 +520,16 @@ def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
         url = parse(server.url)
         place = {"NAME": url.path.strip("/"), "USER": url.username, "PASSWORD": url.password or "", "PORT": url.port}
         with database("maria", ENGINE="django.db.backends.mysql", **place) as maria:
+            maria.settings_dict["OPTIONS"] = {"ssl_mode": "disabled", "local_infile": True}  # mysqlclient's
+            environment = environment_of("maria")
+            maria.settings_dict["OPTIONS"] = {"ssl_mode": "VERIFY_CA", "ssl": {"ca": "/own.pem"}}
+            with pytest.raises(lockkit.ConfigurationError, match="'ssl', which is neither"):
+                environment_of("maria")
+            maria.settings_dict["OPTIONS"] = {}
             made = from_connection(maria)
             with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
                 assert busy(other.lock("seat"))
-                with lockkit.connect(environment_of("maria")["LOCKKIT_URL"]) as another:
+                with lockkit.connect(environment["LOCKKIT_URL"]) as another:
                     assert busy(another.lock("seat"))
             call_command("migrate_locked", database="maria", verbosity=0)
             assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]

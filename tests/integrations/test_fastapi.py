@@ -193,26 +193,22 @@ def test_client_that_goes_away_later_changes_nothing(server: Server) -> None:
 
 def test_lock_of_asyncio_excludes_nobody_in_another_worker(server: Server) -> None:
     """The usual way: two requests are inside at the same time, each in a process of its own."""
-    requests: list[Future[httpx.Response]] = []
-
-    def two_are_inside() -> bool:
-        if len(requests) < 24:
-            requests.append(server.begin("/alone?at=alone"))
-        return len(set(server.lines("alone.reached"))) >= 2
-
-    until(two_are_inside)
-    inside = server.lines("alone.reached")
+    first = server.begin("/alone?at=alone")
+    server.wait_for("alone.reached", 1)
+    second = server.begin("/alone?at=alone")
+    inside = server.wait_for("alone.reached", 2)
     server.open("alone")
 
-    assert len(inside) == len(set(inside)) >= 2
-    for request in requests:
+    assert len(set(inside)) == 2
+    for request in (first, second):
         assert request.result(PATIENCE).status_code == 200
 
 
 def test_startup_runs_in_each_worker_and_the_leader_s_work_in_one(server: Server) -> None:
     """The usual way, and `leading`; when the leader is killed, another worker leads."""
     server.wait_for("leaders", 1)
-    assert len(set(server.lines("startups"))) >= WORKERS
+    startups = server.lines("startups")
+    assert len(set(startups)) >= WORKERS
     (leading,) = set(leaders := server.lines("leaders")) - set(server.lines("stopped"))
     pid, _, first = leading.partition(" ")
 
@@ -221,7 +217,7 @@ def test_startup_runs_in_each_worker_and_the_leader_s_work_in_one(server: Server
 
     assert other != pid
     assert int(second) > int(first)
-    until(lambda: len(children(server.process.pid)) >= WORKERS)
+    server.wait_for("startups", len(startups) + 1)  # for whatever test comes next
 
 
 def test_leader_s_work_is_cancelled_when_the_term_is_lost(server: Server) -> None:

@@ -317,3 +317,6 @@ def test_job_whose_work_would_go_on_after_its_end_is_refused() -> None:
         with pytest.raises(ConfigurationError, match="would run after the lock is released"):
             JobLock(started, "acct:{n}").run(client, lambda _: started(1), (1,), {})
         assert JobLock(ran, "acct:{n}").run(client, lambda _: ran(1), (1,), {}) == 1
+        with pytest.raises(ConfigurationError, match="would run after the lock is released"):
+            JobLock(started, None, once="pay:{n}").run(client, lambda _: started(1), (1,), {})
+        assert client.once("pay:1", keep=60).state() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
@@ -191,6 +192,21 @@ def test_calls_that_wait_and_the_oldest_lease(seen: Seen, client: lockkit.Client
         flush()
         assert seen.value("waiting", "a") == 0.0
         assert seen.value("oldest", "a") == (float("inf") if isinstance(seen, Prometheus) else 0.0)
+
+
+def test_forked_child_has_no_lease_of_its_parent(seen: Seen, client: lockkit.Client) -> None:
+    """The oldest lease of a worker was for ever one that its parent had held."""
+    with client.lock("a", label="a"):
+        flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                client.lock("b", label="a").acquire().release()
+                flush()
+                os._exit(seen.value("oldest", "a") != (float("inf") if isinstance(seen, Prometheus) else 0.0))
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_late_renewal_is_shown(seen: Seen) -> None:

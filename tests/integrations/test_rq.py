@@ -109,3 +109,11 @@ def test_busy_is_an_error_unless_rq_calls_the_job(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=order))
         with pytest.raises(LockTimeout):
             order()
+
+
+def test_job_that_asks_to_run_again_is_not_done_once() -> None:
+    """What it returns then is no result: it ended every repeat, and the work was never done."""
+    results = [again := Retry(max=3, interval=5), "paid"]
+    pay = locked_job("acct", once="pay", url="memory://rq-again")(lambda: results.pop(0))
+
+    assert [pay(), pay(), pay()] == [again, "paid", "paid"]

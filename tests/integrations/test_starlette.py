@@ -276,6 +276,23 @@ class Hall(Enum):
 SeatLease = Annotated[Lease, locked_dependency("seat:{seat}")]
 
 
+def seat_of(seat: int, row: Annotated[int, Query(alias="r")] = 1) -> tuple[int, int]:
+    """A seat that exists."""
+    return seat, row
+
+
+def ticket_of(seat: Annotated[tuple[int, int], Depends(seat_of)]) -> tuple[int, int]:
+    """A ticket for a seat."""
+    return seat
+
+
+class Place:
+    """A dependency that is a class."""
+
+    def __init__(self, seat: Annotated[int, Query()]) -> None:
+        self.seat = seat
+
+
 def order_name(order: Annotated[int, Body(embed=True)]) -> str:
     """Name a lock after something in the body."""
     return f"order:{order}"
@@ -307,6 +324,28 @@ def test_names_are_made_of_what_the_endpoint_gets(url: str, name: str) -> None:
         assert client.get(url).json()[0] == name
         assert client.get("/typed/great/0").status_code == 422
         assert client.get("/typed/small/1").status_code == 422
+
+
+def test_names_are_made_of_what_a_dependency_of_the_endpoint_gets() -> None:
+    """If only that declares the parameter: two ways to write a seat were two locks."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    @app.get("/seats/{seat}")
+    def book(
+        lease: Annotated[Lease, locked_dependency("{hall}:{row}:{seat}")],
+        ticket: Annotated[tuple[int, int], Depends(ticket_of)],
+    ) -> list[Any]:
+        return [lease.name, ticket]
+
+    @app.get("/places")
+    def stand(lease: Annotated[Lease, locked_dependency("{seat}")], place: Annotated[Place, Depends()]) -> list[Any]:
+        return [lease.name, place.seat]
+
+    with TestClient(app) as client:
+        assert client.get("/places?seat=07").json() == ["7", 7]
+        assert client.get("/seats/007?r=02&hall=03&row=4").json() == ["03:2:7", [7, 2]]
+        assert client.get("/seats/7?hall=3").json() == ["3:1:7", [7, 1]]
+        assert client.get("/seats/x?hall=3").status_code == 422
 
 
 def test_default_is_the_one_that_the_endpoint_gets() -> None:
@@ -837,3 +876,11 @@ def test_wrong_option_is_an_error_where_the_endpoint_is_declared(
 
     with pytest.raises((lockkit.ConfigurationError, TypeError), match=says):
         locked("seat:{seat}", **options)
+
+
+@pytest.mark.parametrize("module", ["starlette", "fastapi"])
+def test_endpoint_is_declared_whatever_scope_the_client_must_have(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client in memory that checks the options was refused, and so no application could start."""
+    monkeypatch.setenv("LOCKKIT_SCOPE", "network")
+
+    importlib.import_module(f"lockkit.integrations.{module}").locked("seat:{seat}")

@@ -64,7 +64,7 @@ def handed_over(command: str, name: str, log: Path, *, send: Callable[[], Any] |
     return seconds
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 TERM = signal.SIGTERM
 FREE = "127.0.0.1:0"

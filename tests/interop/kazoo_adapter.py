@@ -4,8 +4,8 @@ kazoo's ``Lock`` over lockkit, as thin as it can be, for kazoo's own tests of it
 Same signature, same methods, same exceptions. What differs in spite of that is a difference between the two libraries:
 `tests.interop.kazoo_differences` names each, with its reason.
 
-kazoo's lock is a path, lockkit's a name below a prefix. So the root of the tree is the one thing that is changed inside
-lockkit.
+kazoo's lock is a path, lockkit's a name below a prefix, which is never empty. So lockkit gets a URL, in which kazoo's
+chroot is part of the prefix.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Lock:
 
     def _connect(self) -> None:
         # A client of ours for each object: several of one client would wait in this process, and not in line there.
-        self._ours = lockkit.from_client(self.client)
-        parent, _, name = self.path.rpartition("/")
-        self._ours._engine.client.backend._tree.root = parent  # type: ignore[union-attr]
+        hosts = ",".join(f"{host}:{port}" for host, port in self.client.hosts)
+        parent, _, name = f"{self.client.chroot}{self.path}".rpartition("/")
+        self._ours = lockkit.connect(f"zookeeper://{hosts}", prefix=parent)
         self._lock = self._ours.lock(name, ttl=TTL, metadata=self.data.decode())
 
     @property
@@ -62,7 +62,9 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float | None = None, ephemeral: bool = True) -> bool:  # noqa: FBT001, FBT002 - kazoo's
         """Acquire; False if this object has it, or for a single try if anybody has."""
-        del ephemeral
+        if not ephemeral:
+            message = "lockkit has no lock that stays when its holder is gone"
+            raise NotImplementedError(message)
         try:
             lease = self._lock.try_acquire(timeout if blocking else 0)
         except lockkit.LockError:

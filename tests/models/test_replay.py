@@ -20,7 +20,6 @@ from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.lookup import Notes
 from lockkit.engine.ticket import Taking
-from lockkit.fencing import TokenGuard
 from lockkit.lease import BaseLease
 from lockkit.primitives.election import Tenure
 from lockkit_tools.servers import require
@@ -34,6 +33,7 @@ from tests.models.schedules import Plan
 from tests.models.state_code import State
 from tests.simulation.support import known_first
 from tests.simulation.test_mutants import believe_from_the_answer
+from tests.simulation.test_sharing import OneMark
 
 SEEDS = range(20)
 """Of `nox -s tests`; `nox -s models` replays more."""
@@ -173,14 +173,6 @@ async def count_from_the_repeat(
     """Count the deadline from the request that was answered, not from the first."""
     self._began = started
     return await real(self, started)
-
-
-class OneMark(TokenGuard):
-    """A reader shuts out older readers."""
-
-    def _accept(self, token: int, *, shared: bool = False) -> None:
-        del shared
-        super()._accept(token)
 
 
 @dataclass(frozen=True)

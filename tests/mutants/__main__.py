@@ -135,7 +135,7 @@ def main() -> None:
         shutil.rmtree(PRIVATE / "tmp", ignore_errors=True)
         with given.results.open("a") as file:
             file.write(json.dumps(mutant | result) + "\n")
-    results = [json.loads(line) for line in given.results.read_text().splitlines()]
+    results = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     counts = Counter((result["area"], outcome) for result in results for outcome in ("mutants", result["outcome"]))
     for area in AREAS:
         row = [f"{counts[area, column]:4} {column}" for column in ("mutants", "caught", "hung", "survived")]

@@ -15,7 +15,8 @@ def faces(*targets: str) -> tuple[str, ...]:
     return tuple(f"{suite}{target} -k {face}" for target in targets for face in ("asyncio", "'not asyncio'"))
 
 
-ENGINE = (f"tests/engine tests/primitives tests/test_lock.py {EMBEDDED}", *faces("memory"), SIMULATION)
+BESIDE = "tests/test_lock.py tests/test_background.py tests/test_observers.py tests/test_sync_in_event_loop.py"
+ENGINE = (f"tests/engine tests/primitives {BESIDE} {EMBEDDED}", *faces("memory"), SIMULATION)
 STATE = ("tests/backends/test_lock_state*.py tests/backends/memory tests/backends/file", *faces("memory", "file"))
 LUA = (*faces("redis"), "tests/backends/redis/test_backend*.py tests/backends/redis/test_[irs]*.py")
 # The files, what is changed in them, of 300 mutants the least share, and arguments for pytest.
@@ -32,5 +33,5 @@ def sql_commands(path: str, place: str) -> tuple[str, ...]:
     server, *_ = [kind for name in (place, path) for word, kind in SERVERS.items() if word in name.lower()] or [""]
     if "session" in path:
         modes = [mode for mode in ("row", "advisory") if mode in f"{path} {place}".lower()] or ["row", "advisory"]
-        return faces(*(f"{server or 'postgresql'}-{mode}" for mode in modes))
+        return (*faces(*(f"{server or 'postgresql'}-{mode}" for mode in modes)), "tests/backends/sql_session")
     return faces(server) if server not in {"", "sqlite"} else ("tests/backends/sql_table -k sqlite", *faces("sqlite"))

@@ -305,6 +305,29 @@ def test_error_while_the_result_is_stored_is_not_stored_as_the_outcome(
     assert run() == "result"
 
 
+@pytest.mark.parametrize("call", ["begin", "forget"])
+def test_failure_of_lockkit_is_not_stored_as_the_outcome(
+    scripted_client: tuple[lockkit.Client, ScriptedBackend], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """While it holds the key and looks whether it is done: the work has not failed, it has not run."""
+    client, backend = scripted_client
+    kept = client.once("key", keep=KEEP, timeout=PATIENCE, store_errors=Exception)
+    if call == "forget":
+        kept(lambda: "result")()
+    read, hook = backend.read_note, once(fail(BackendUnavailable("away")))
+
+    async def read_note(name: str) -> Any:  # noqa: ANN401
+        if client._engine.leases.records:
+            hook()
+        return await read(name)
+
+    monkeypatch.setattr(backend, "read_note", read_note)
+    with pytest.raises(BackendUnavailable, match="away"):
+        kept.forget() if call == "forget" else kept(lambda: "result")()
+
+    assert kept(lambda: "result")() == "result"
+
+
 def test_key_is_freed_although_its_error_cannot_be_stored(
     scripted_client: tuple[lockkit.Client, ScriptedBackend],
 ) -> None:

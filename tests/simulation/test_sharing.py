@@ -248,7 +248,7 @@ class LastComer(TokenGuard):
 
 def search_one_more(self: SlotSearch[Any], real: Callable[..., Any] = SlotSearch.run) -> Any:  # noqa: ANN401 - a coroutine
     """Look for one more slot than there are."""
-    self._settings = replace(self._settings, limit=self._settings.limit + 1)
+    self.settings = replace(self.settings, limit=self.settings.limit + 1)
     return real(self)
 
 

@@ -308,7 +308,10 @@ class EtcdBackend(LockBackend):
             except LockError as error:
                 log.debug("lock %r is shown as held since it was asked for: %s", contender.name, error)
 
-        self._runtime.spawn("lockkit-etcd-since", correct)
+        try:
+            self._runtime.spawn("lockkit-etcd-since", correct)
+        except RuntimeError as error:  # no more threads
+            log.debug("lock %r is shown as held since it was asked for: %s", contender.name, error)
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """Keep the session alive meanwhile, and with it the place in the queue."""

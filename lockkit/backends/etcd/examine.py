@@ -210,12 +210,14 @@ def _get(examination: Examination, host: HostPort, path: str) -> str:
     """Read a page of a member, which needs no login; empty if it is at another port, or not for this client."""
     options = examination.options
     connection = http.client.HTTPConnection(host.host, host.port or DEFAULT_PORT, timeout=MEMBER_SECONDS)
+    context = None
     try:
-        connection.connect()
-        if examination.url.base == "etcds":
+        if examination.url.base == "etcds":  # before connecting: nobody closes the socket of a handshake that was reset
             context = ssl.create_default_context(cafile=options["ca"])
             if options["cert"] is not None:
                 context.load_cert_chain(options["cert"], options["key"])
+        connection.connect()
+        if context is not None:
             connection.sock = context.wrap_socket(connection.sock, server_hostname=options["server_name"] or host.host)
         connection.request("GET", path)
         return connection.getresponse().read().decode("utf-8", "replace")

@@ -2,8 +2,8 @@
 The records of a lock directory: which of them are open, and every operation on one of them, under its flock.
 
 It also decides what to do about records that are damaged, of another version, or from before a reboot, and removes the
-files of clients that died and the records that no live client uses: a few now and then, by each client. So a directory
-needs no separate cleaner, and no call takes long because of it.
+files of clients that died and the records that nobody uses: a few now and then, by each client. So a directory needs no
+separate cleaner, and no call takes long because of it.
 """
 
 from __future__ import annotations
@@ -564,7 +564,7 @@ class RecordStore:
             self._cleaning.release()
 
     def _examine(self, folder: str, name: str) -> None:
-        """Remove the file of a dead client, or a record that no live client uses."""
+        """Remove the file of a dead client, or a record that nobody uses."""
         if folder == self._directory.clients:
             if CLIENT_NAME.fullmatch(name):
                 self._directory.has_ended(name)
@@ -575,7 +575,7 @@ class RecordStore:
                 self.remove(path)
 
     def remove(self, path: str) -> bool:
-        """Remove a record that no live client uses; return whether it was one."""
+        """Remove a record that nobody uses; return whether it was one."""
         fd = open_file(path)
         try:
             fcntl.flock(fd, _LOCK)
@@ -590,13 +590,13 @@ class RecordStore:
         return False
 
     def _is_unused(self, fd: int) -> bool:
-        """Mark a record as removed if no live client uses it; return whether it is. Under its flock."""
+        """Mark a record as removed if nobody holds or awaits its lock; return whether it is. Under its flock."""
         try:
             state, boot = decode(_read(fd), None)
         except RemovedError:
             return True  # the process that wrote REMOVED died before it removed the file
         noted = state.note is not None and state.note[1] > wall_clock_us()
-        if noted or (boot == boot_id() and not all(map(self.dead, state.claims))):
+        if noted or (boot == boot_id() and state.in_use(self._now(), self.dead)):
             return False
         self._directory.raise_token_floor(state.token)
         os.pwrite(fd, REMOVED, 0)

@@ -63,6 +63,10 @@ Decide = Callable[[Record], Record | T]
 WRITES_MAX = 5
 """How often a step is tried while others write. More than twice only if one acquires and breaks in a loop."""
 
+RENEW_SHARE = 1 / 3
+"""Share of the shortest ttl in use that renewals may take. More: one that stalls delays the next renewals until leases
+end. Less gives up on a store that is only slow, or has many leases to renew."""
+
 PAGE_LOCKS = 500
 """Objects that one page of `ObjectBackend.names` reads. More could take longer than a call may."""
 
@@ -98,7 +102,9 @@ class ObjectBackend(LockBackend):
     def __init__(self, store: Store, host: Host) -> None:
         """Connect at the first call."""
         self._store = store
+        self._runtime = host.runtime
         self._observed = Observations[Record](host.runtime)
+        self._shortest_ttl: Seconds = inf
         self._clock_us = wall_clock_us  # of the token the last one decides; the client's clock only makes it a time
 
     @classmethod
@@ -177,6 +183,7 @@ class ObjectBackend(LockBackend):
         # For `abandon`: what the write expects, and what replaces that, so that a late write comes to nothing. It stays
         # after the write: if the caller is cancelled just then, nobody gets the grant, and `abandon` has to undo it.
         request.state = seen.version, undo
+        self._shortest_ttl = min(self._shortest_ttl, request.ttl)
         token, metadata = max(seen.token + 1, self._clock_us()), request.metadata
         return seen.changed(token=token, owner=request.owner, ttl=request.ttl, metadata=metadata, broken=None)
 
@@ -203,19 +210,20 @@ class ObjectBackend(LockBackend):
 
     # -- holding ---------------------------------------------------------------------------------------------------
 
-    async def _replace(self, grant: Grant, change: Callable[[Record], Record]) -> Gone | None:
-        """Write in place of the grant's record; `Gone` if it is not this owner's."""
+    async def _replace(self, grant: Grant, change: Callable[[Record], Record] | None = None) -> Gone | None:
+        """Write in place of the grant's record, or release it; `Gone` if it is not this owner's."""
 
         def decide(seen: Record) -> Record | Gone | None:
-            if seen.nonce in (grant.state or ()):
+            if change is None and seen.nonce in (grant.state or ()):
                 return None  # it was released, by a write whose answer was lost
             if seen.owner is None:
                 return Gone("broken" if seen.broken == grant.owner else "gone")
             if seen.owner != grant.owner:
                 return Gone("taken")
-            record = change(seen)
-            if record.owner is None:
-                grant.state = {*(grant.state or ()), record.nonce}
+            if change is not None:
+                return change(seen)
+            record = seen.freed()
+            grant.state = {*(grant.state or ()), record.nonce}
             return record
 
         last = self._observed.last(grant.name)
@@ -224,16 +232,18 @@ class ObjectBackend(LockBackend):
         return outcome if isinstance(outcome, Gone) else None
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
+        answer_by = self._runtime.now() + self._shortest_ttl * RENEW_SHARE
         outcomes = await self._store.run_each(
-            lambda grant: self._replace(grant, lambda seen: seen.changed(ttl=grant.ttl)), grants
+            lambda grant: self._replace(grant, lambda seen: seen.changed(ttl=grant.ttl)), grants, answer_by
         )
         return [Unknown(one) if isinstance(one, BaseException) else one or Renewed() for one in outcomes]
 
     async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
-        return await self._store.run(self._replace(grant, Record.freed), answer_by) is None
+        return await self._store.run(self._replace(grant), answer_by) is None
 
     async def release_all(self, grants: Sequence[Grant], answer_by: Instant) -> None:
-        for outcome in await self._store.run_each(lambda grant: self._replace(grant, Record.freed), grants, answer_by):
+        for outcome in await self._store.run_each(self._replace, grants, answer_by):
             if isinstance(outcome, BaseException):
                 raise outcome
 

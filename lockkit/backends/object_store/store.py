@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from datetime import timedelta
 from importlib.util import find_spec
 from math import inf
@@ -23,9 +24,9 @@ from obstore import exceptions
 from lockkit import validation
 from lockkit.backend import CALL_SECONDS, Option, seconds_left
 from lockkit.backends.object_store.record import Version
-from lockkit.drivers import DriverLoop
+from lockkit.drivers import DriverLoop, in_thread
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-from lockkit.runtime import Runtime
+from lockkit.runtime import AsyncioRuntime, Runtime
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
 
@@ -37,6 +38,10 @@ AT_ONCE = 32
 
 CONNECT_SECONDS = 2.5
 """Longest time to connect. Longer leaves a call that has to connect anew no time for its request."""
+
+OPENING_SECONDS = 60.0
+"""How long the calls of a client share one search for credentials. Longer keeps them from one that would succeed;
+shorter leaves more threads where each search hangs."""
 
 PREFIX_CHARS_MAX = 200
 """An object's name has at most 1,024 bytes, and a lock's up to 800 of them."""
@@ -84,6 +89,7 @@ class Store:
         self.scheme, self._runtime = url.base, runtime
         self.loop = DriverLoop(runtime, lambda: repr(self._store))
         self._store: Any = None
+        self._opening: asyncio.Task[Any] | None = None
         problem = ""
         for name, scheme in (("region", "s3"), ("account", "az")):
             if options[name] is not None and url.base != scheme:
@@ -142,7 +148,7 @@ class Store:
     async def read(self, name: str) -> tuple[bytes, Version] | None:
         """Return the content of an object, and its version; None if there is none."""
         try:
-            found = await obstore.get_async(self._opened(), name)
+            found = await obstore.get_async(await self._opened(), name)
             return bytes(await found.bytes_async()), self._version(found.meta)
         except FileNotFoundError as error:
             if _NO_BUCKET.search(str(error)):
@@ -153,7 +159,7 @@ class Store:
         """Write if the object has the version, or None if there is none; return the new one, None if it has not."""
         mode: Any = "create" if expected is None else dict(expected)
         try:
-            stored = await obstore.put_async(self._opened(), name, content, mode=mode, use_multipart=False)
+            stored = await obstore.put_async(await self._opened(), name, content, mode=mode, use_multipart=False)
             return self._version(stored)
         except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
             return None
@@ -164,16 +170,16 @@ class Store:
 
     async def list(self, folder: str, after: str, count: int) -> Sequence[str]:
         """Return names of objects in a folder and below, in their order: those after a name, or all if it is empty."""
-        async for chunk in obstore.list(self._opened(), folder or None, offset=after or None, chunk_size=count):
+        async for chunk in obstore.list(await self._opened(), folder or None, offset=after or None, chunk_size=count):
             return [found["path"] for found in chunk]
         return []
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects."""
         with suppress(FileNotFoundError):
-            await obstore.delete_async(self._opened(), [*names])
+            await obstore.delete_async(await self._opened(), [*names])
 
-    def _opened(self) -> Any:  # noqa: ANN401 - of one of obstore's classes
+    async def _opened(self) -> Any:  # noqa: ANN401 - of one of obstore's classes
         """Return obstore's store. The threads that wait for answers do not survive a fork: each call would hang."""
         if _used_by - {os.getpid()}:
             message = (
@@ -181,13 +187,32 @@ class Store:
                 "store: start it with multiprocessing's 'spawn', or fork before the first use"
             )
             raise ConfigurationError(message, backend=self.shown)
-        self._store = self._store or self.connect()
-        _used_by.add(os.getpid())
-        return self._store
+        if self._store is not None:
+            return self._store
+        opening = self._opening
+        if opening is None:
+            # In a thread, and one for all calls: boto3 may run a program that asks a person. Not in the context of this
+            # call, for whose end `DriverLoop.stop` waits.
+            search = in_thread(AsyncioRuntime(), self.connect, OPENING_SECONDS)
+            opening = self._opening = asyncio.create_task(search, context=Context())
+            opening.add_done_callback(self._has_opened)
+        await asyncio.wait([opening])
+        return opening.result()
+
+    def _has_opened(self, task: asyncio.Task[Any]) -> None:
+        self._opening = None
+        if not task.cancelled() and task.exception() is None:
+            self._store = task.result()
+            _used_by.add(os.getpid())
 
     def connect(self) -> Any:  # noqa: ANN401 - as above
         """Make obstore's store. Reads what credentials there are, which may ask another server."""
-        found = {"credential_provider": _boto3_credentials()} if self.scheme == "s3" else {}
+        try:
+            found = {"credential_provider": _boto3_credentials()} if self.scheme == "s3" else {}
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            message = f"{self.shown}: boto3 finds no credentials ({reason}). Correct AWS_PROFILE, or what it leads to"
+            raise ConfigurationError(message, backend=self.shown) from error
         return obstore.store.from_url(**self._settings, **found)
 
     def _version(self, stored: Mapping[str, Any]) -> Version:
@@ -220,6 +245,9 @@ def _boto3_credentials() -> Any:  # noqa: ANN401 - obstore's
     if not {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & os.environ.keys() and find_spec("boto3") is not None:
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - imports boto3
 
-        with suppress(ValueError):  # it has found none: obstore looks in places of its own
+        try:
             return Boto3CredentialProvider()
-    return None
+        except ValueError as error:
+            if type(error) is not ValueError:  # of JSON, or a name that is no text
+                raise
+    return None  # it has found none: obstore looks in places of its own

@@ -248,8 +248,11 @@ class RedisBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         if request.state is not None or request.uncertain:
+            if request.state is not None:
+                # First, also if there is no answer: after a long outage nobody would say so again.
+                request.state.listener.forget(request)
             await self._abandon(request, self._keys[request.name])
-            self._left_queue(request)
+            request.state = None
 
     async def _abandon(self, request: Request, keys: LockKeys) -> None:
         body = keys.body(_ABANDON, request.owner, "" if request.state is None else request.state.text)

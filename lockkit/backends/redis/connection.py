@@ -36,6 +36,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.resp import Parser, Reply, ServerSaid, pack
+from lockkit.drivers import in_thread
 from lockkit.runtime import Runtime, monotonic
 from lockkit.units import Instant, Seconds
 
@@ -132,7 +133,7 @@ class Connection:
         self._write(packed, until)
 
     async def receive(self, until: Instant) -> Reply:
-        """Wait for the next message (a plain array in protocol 2), or the reply to a PING."""
+        """Wait for the next message (in protocol 2 an array) or the reply to a PING. `TimeoutError` may come early."""
         while not self._messages:
             await self._wait(until)
         message = self._messages.popleft()
@@ -164,7 +165,10 @@ class Connection:
 
     def _limit_time(self, seconds: Seconds) -> None:
         seconds = max(seconds, 1e-6)  # what has arrived already is read, however late it is
-        if seconds > WHOLE_SHARE * self.timeout and not self._subscribed:
+        if self._subscribed:
+            if seconds / 2 <= self._limit <= seconds:
+                return  # who waits for messages looks at the time itself: two system calls fewer for each message
+        elif seconds > WHOLE_SHARE * self.timeout:
             seconds = self.timeout
         if seconds != self._limit:
             self._limit = seconds
@@ -342,11 +346,12 @@ async def open_connection(runtime: Runtime, target: Target, until: Instant = inf
 
 async def _open(runtime: Runtime, target: Target, until: Instant, *, log_in: bool) -> Connection:
     settings = target.settings(runtime.kind)
+    context = target.tls.context(target.arguments, settings) if target.form == "tls" else None
     sock = await _connect(runtime, target, settings, min(until, monotonic() + target.connect_timeout))
     connection: Connection | None = None
     try:
-        if target.form == "tls":
-            context = target.tls.context(target.arguments, settings)
+        if context is not None:
+            sock.getpeername()  # fails if the server has reset it; SSLSocket then would fail too, and stay open
             sock = context.wrap_socket(sock, server_hostname=settings.host, do_handshake_on_connect=False)
             await _shake_hands(runtime, sock, min(until, monotonic() + target.timeout))
         connection = (SharedConnection if runtime.kind == "asyncio" else Connection)(sock, target.timeout)
@@ -361,9 +366,9 @@ async def _open(runtime: Runtime, target: Target, until: Instant, *, log_in: boo
 async def _connect(runtime: Runtime, target: Target, settings: Any, until: Instant) -> socket.socket:  # noqa: ANN401 - redis-py's
     """Return a socket that is connected and does not block; tries the addresses of a host one after the other."""
     loop = asyncio.get_running_loop() if runtime.kind == "asyncio" else None
-    found = [(socket.AF_UNIX, settings.path)] if target.form == "unix" else await _addresses(settings, loop)
+    found = [(socket.AF_UNIX, settings.path)] if target.form == "unix" else await _addresses(runtime, settings, until)
     failure: OSError = ConnectionError("the host has no address")
-    for family, address in found:
+    for index, (family, address) in enumerate(found):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             if family != socket.AF_UNIX:
@@ -372,7 +377,7 @@ async def _connect(runtime: Runtime, target: Target, settings: Any, until: Insta
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                     for option, value in (settings.socket_keepalive_options or {}).items():
                         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            left_seconds = max(until - monotonic(), 0.001)
+            left_seconds = max((until - monotonic()) / (len(found) - index), 0.001)
             sock.settimeout(0 if loop else left_seconds)
             if loop:
                 async with asyncio.timeout(left_seconds):
@@ -390,12 +395,12 @@ async def _connect(runtime: Runtime, target: Target, settings: Any, until: Insta
     raise failure
 
 
-async def _addresses(settings: Any, loop: asyncio.AbstractEventLoop | None) -> list[tuple[int, Any]]:  # noqa: ANN401
+async def _addresses(runtime: Runtime, settings: Any, until: Instant) -> list[tuple[int, Any]]:  # noqa: ANN401
     find = partial(socket.getaddrinfo, settings.host, settings.port, settings.socket_type, socket.SOCK_STREAM)
     try:
         found = find(flags=socket.AI_NUMERICHOST)  # an address: nobody needs to be asked, and no thread
     except socket.gaierror:
-        found = find() if loop is None else await loop.run_in_executor(None, find)
+        found = await in_thread(runtime, find, max(0.0, until - monotonic()))  # a name server may hang
     return [(family, address) for family, _, _, _, address in found]
 
 

@@ -296,7 +296,7 @@ class SentinelTopology(_Group):
         except ConfigurationError as error:
             # A Sentinel has its own login, and no other server knows its commands.
             code = code_of(error.__cause__)
-            if code == "unknown command":
+            if code == "unknown command" and "SENTINEL" in str(error.__cause__):  # else HELLO or AUTH
                 advice = "is no Sentinel: give the addresses of the Sentinels, not of the servers that they watch"
             elif code in {"NOAUTH", "WRONGPASS"}:
                 advice = "refuses the login; a Sentinel has its own: see sentinel_username=, sentinel_password="

@@ -29,6 +29,7 @@ from lockkit.backends.redis.handshake import TLS_SHARE, other_form
 from lockkit.backends.redis.keys import Command, escape_glob
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.wakeup import WakeupListener
+from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
@@ -126,6 +127,7 @@ class RedisNode(Topology):
         self._sharing = runtime.kind == "asyncio"
         self.shared: Connection | None = None  # by tasks
         self._connecting: asyncio.Task[Connection] | None = None
+        self._opening = SingleRun(runtime, "lockkit-redis-connect", self._open)
         self._proven = False
         self._closed = False
 
@@ -198,7 +200,8 @@ class RedisNode(Topology):
         after = []
         if replicas:
             # Until so many replicas have what the connection wrote, or most of the time is up.
-            left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
+            seconds = min(until - self._runtime.now(), self.target.timeout)
+            left_ms = int(seconds * 1000 * REPLICAS_SHARE)
             after = [pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))]
 
         async def send(commands: Sequence[bytes]) -> list[Reply]:
@@ -306,7 +309,11 @@ class RedisNode(Topology):
     async def _connect(self, until: Instant, *, alone: bool = False) -> Connection:
         """Open a connection; the shared one once for all tasks that want it, and not less if one of them gives up."""
         if not self._sharing or alone:
-            return await self.connect(until)
+            try:
+                return await self.connect(until)
+            except TimeoutError:
+                self._opening.start()  # for the next call: a single try never has the time to reach a server far away
+                raise
         if self._closed:
             raise ConnectionAbortedError(CLOSED_HERE)
         task = self._connecting
@@ -320,6 +327,10 @@ class RedisNode(Topology):
             message = "the connecting was cancelled"
             raise ConnectionAbortedError(message)
         return task.result()
+
+    async def _open(self) -> None:
+        with suppress(Exception):  # the next call finds out, and tells its caller
+            self.give_back(await self.connect())
 
     def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None

@@ -23,6 +23,8 @@ class ServerSaid(Exception):
     """
 
     def __init__(self, text: str) -> None:
+        # Of a command that it does not know, a server repeats the arguments: the password, if that is HELLO or AUTH.
+        text = text.partition(", with args")[0]
         super().__init__(text)
         self.text = text
         self.code = text.partition(" ")[0]

@@ -394,7 +394,7 @@ class RedlockNode:
                         continue
                     return
                 now = self._runtime.now()
-                unsent = any(until > now for until in tuple(self._unsent.values()))
+                unsent = any(until > now for until in list(self._unsent.values()))
                 if now - nodes.used > RECONNECT_IDLE_SECONDS and not unsent:
                     return
                 await self._closing.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))

@@ -231,7 +231,8 @@ _POSTGRESQL_FACTS = {
     "connections_max": "CAST(current_setting('max_connections') AS integer)",
     "connections": "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')",
     "encrypted": "coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)",
-    "may_create": "coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)",
+    "may_create": "coalesce(has_schema_privilege(CAST(to_regnamespace(coalesce(CAST($1 AS text),"
+    " quote_ident(current_schema()))) AS oid), 'CREATE'), false)",
     "user": "current_user",
 }
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -240,7 +241,9 @@ _POSTGRESQL_RIGHTS = "SELECT " + ", ".join(f"has_table_privilege(CAST($1 AS text
 
 class _Postgresql(_Server):
     async def judge(self) -> None:
-        (found,) = await self.ask(f"SELECT {', '.join(_POSTGRESQL_FACTS.values())}")
+        schema = self.tables[0].schema
+        facts_of = f"SELECT {', '.join(_POSTGRESQL_FACTS.values())}"
+        (found,) = await self.ask(facts_of, f'"{schema}"' if schema else None)
         facts = dict(zip(_POSTGRESQL_FACTS, found, strict=True))
         self.examination.note("version", f"PostgreSQL {facts['version']}")
         self._judge_access(facts)
@@ -332,7 +335,7 @@ class _Mysql(_Server):
         used = int((await self.ask("SHOW GLOBAL STATUS LIKE 'Threads_connected'"))[0][1])
         fix = f"SET GLOBAL max_connections = {2 * int(most)} (and in my.cnf); SHOW PROCESSLIST shows who has them"
         self.judge_connections(used, int(most), fix)
-        for table in await self.judge_tables(creatable=await self._may_create(str(database))):
+        for table in await self.judge_tables(creatable=await self._may_create(self.tables[0].schema or str(database))):
             texts = {right: text.format(table=self.name(table)) for right, text in _MYSQL_RIGHTS.items()}
             missing = [right for right, text in texts.items() if await self.unless_denied(self.ask(text)) is None]
             self.judge_rights(table, missing, user)
@@ -343,7 +346,8 @@ class _Mysql(_Server):
         verified = cast("Any", self.database.driver).verified
         fix = "Set ssl_cert and ssl_key in my.cnf, and ?ssl_ca=… in the URL"
         self.judge_network(encrypted=bool(cipher), verified=verified, fix=fix)
-        open_ = self.examination.url.password is None and "unix_socket" not in self.examination.options
+        otherwise = {"unix_socket", "read_default_file"} & self.examination.options.keys()
+        open_ = self.examination.url.password is None and not otherwise
         fix = f"ALTER USER {user} IDENTIFIED BY 'A_PASSWORD', and give it in the URL"
         self.find(NO_PASSWORD, f"The server asks the user {name} for no password.", fix, if_=open_)
 

@@ -26,7 +26,7 @@ from lockkit.backends.sql.connection import Driver
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.errors import ConfigurationError
-from lockkit.url import Url
+from lockkit.url import Url, is_secret
 
 VERIFIED = "verify-full"
 """libpq's only ``sslmode`` with which the server must prove that it is the host of the URL."""
@@ -214,7 +214,9 @@ def adopt_database(client: object, host: Host) -> Database | None:
     engine = getattr(client, "sync_engine", client)
     if not isinstance(engine, Engine):
         return None
-    shown = engine.url.render_as_string(hide_password=True)
+    # SQLAlchemy hides a password before the host, but not one in the query.
+    public = engine.url.difference_update_query([name for name in engine.url.query if is_secret(name)])
+    shown = public.render_as_string(hide_password=True)
     dialect = dialect_named(engine.dialect.name)
     if dialect.name == "sqlite" and engine.url.database in {None, "", ":memory:"}:
         message = f"{shown} is a database in memory, seen by one connection only: name a file, or use memory://"

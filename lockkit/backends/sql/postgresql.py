@@ -60,17 +60,26 @@ class PsycopgDriver(Driver):
 
     def __init__(self, parameters: Callable[[], Mapping[str, Any]]) -> None:
         self._parameters = parameters
+        self._last = ("", "")  # host and port of the last connection
 
     def open(self, runtime: Runtime) -> PsycopgConnection:
         given = self._parameters()
         self.password = str(given.get("password") or "")
         limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": int(STATEMENT_SECONDS * 1000)}
         parameters: dict[str, Any] = {**limits, **given, "client_encoding": "utf8"}
+        hosts, ports = (str(given.get(name) or "").split(",") for name in ("host", "port"))
+        if len(hosts) == len(ports) > 1 and "hostaddr" not in given:
+            # The last one first. Behind two that do not answer a caller's time is over, but this goes on in its thread,
+            # and then the next call knows.
+            places = list(zip(hosts, ports, strict=True))
+            places.sort(key=lambda place: place not in {self._last, (self._last[0], "")})
+            parameters["host"], parameters["port"] = (",".join(column) for column in zip(*places, strict=True))
         try:
             made = psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
         except psycopg.Error as error:
             # Its traceback refers to a generator of psycopg that keeps the socket open, for as long as the error lives.
             raise error.with_traceback(None) from None
+        self._last = (made.pgconn.host.decode(), made.pgconn.port.decode())
         return PsycopgConnection(made, runtime)
 
 

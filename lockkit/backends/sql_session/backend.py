@@ -75,7 +75,7 @@ from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.pool import Sessions
 from lockkit.backends.sql_session.session import Claim, Session, Taken
-from lockkit.background import Background
+from lockkit.background import Background, nothing
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.units import Instant, Seconds
 
@@ -191,7 +191,7 @@ class SessionBackend(SqlBackend):
         self._lost = host.lost
         self._held: set[Claim] = set()
         self._watched_until = -inf
-        self._watch = Background(host.runtime, "lockkit-sql-watch", self._watch_held)
+        self._watch = Background(host.runtime, "lockkit-sql-watch", self._watch_held, nothing)
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -386,6 +386,8 @@ class SessionBackend(SqlBackend):
     # -- renew -----------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        for grant in grants:
+            grant.state.ttl = grant.ttl  # an extension may have changed it
         ttls = [*(claim.ttl for claim in list(self._held)), *(grant.ttl for grant in grants)]
         until = self._runtime.now() + min(STATEMENT_SECONDS, RENEW_SHARE * min(ttls, default=inf))
         return await self._renew([(grant.state, grant.ttl) for grant in grants], until, until)

@@ -344,6 +344,10 @@ class PostgresqlAdvisoryLocking(_PostgresqlLocking):
             f" WHERE name = $3 AND owner = $4{_UPDATE_SHARE};COMMIT AND CHAIN;"
             "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_unlock($1)"
         )
+        self._write_leases(leases, now)
+
+    def _write_leases(self, leases: str, now: str) -> None:
+        """Write the statements that ask which session has the lock."""
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"

@@ -341,8 +341,12 @@ class SqlTableBackend(SqlBackend):
             [grant for grant in grants if grant.state is not None and type(outcomes.get(grant.owner)) is not Renewed]
         )
 
+        begun: dict[str, int] = {}
+
         def ask(row: Row) -> dict[str, Renewal]:
-            return {owner: row.state.renew(owner, ttl_us, row.now_us) for owner in owners[row.key]}
+            # From the first reading on, also if `_change` begins anew: what it has written by then stays as it is.
+            left_us = begun.setdefault(row.key, row.now_us) + ttl_us - row.now_us
+            return {owner: row.state.renew(owner, left_us, row.now_us) for owner in owners[row.key]}
 
         for shares in (await self._change(list(owners), ask, urgent=True)).values():
             outcomes |= shares

@@ -104,7 +104,16 @@ class Statements(ABC):
             )
         )
         self.reap = for_many(lambda count: f"DELETE FROM {{table}} WHERE {_IDLE} AND {among('name', 0, count, 1)}")
-        # For readers and permits.
+        self._write_shared()
+        self._write_acquire()
+
+    @abstractmethod
+    def _write_acquire(self) -> None:
+        """Write what takes the lock."""
+
+    def _write_shared(self) -> None:
+        """Write what readers and permits need."""
+        written, for_many, among, freeing = self._written, self._for_many, self._among, self._freeing
         self.rows = for_many(
             lambda count: (
                 "SELECT name, owner, metadata, metadata_owner, broken_owner, writer, token, expires_at_us,"
@@ -123,11 +132,6 @@ class Statements(ABC):
         # Readers whom the mark has stopped are notified, also when the writer's grant has taken their own mark away.
         unmark = "UPDATE {table} SET writer_until_us = 0, wanted = true WHERE name = $1 AND writer = $2"
         self.unmark = written(self._notifying(unmark))
-        self._write_acquire()
-
-    @abstractmethod
-    def _write_acquire(self) -> None:
-        """Write what takes the lock."""
 
     def _unchanged(self, first: int) -> str:
         """Tell whether a row has this name and version: the parameters from `first` on, see `Row.version`."""

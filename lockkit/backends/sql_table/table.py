@@ -131,13 +131,14 @@ class _PollingTable(SqlTableBackend):
     async def _ask_or_look(self, request: Request) -> Grant | Busy:
         # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
         waiting: Waiting | None = request.state
-        if waiting is None or not waiting.seen_held or await self._look_for(request) is None:
+        found = await self._look_for(request) if waiting is not None and waiting.seen_held else None
+        if found is None:
             statement, parameters = self._statements.acquire, self._parameters(request)
             result = await self._run(statement, parameters, answer_by=request.answer_by, acquiring=True)
             token = result.rows[0][0] if result.rows else result.last_id
             if token:
                 return Grant(request.name, request.owner, token, request.ttl)
-        found = await self._look_for(request)
+            found = await self._look_for(request)
         if isinstance(found, Grant):
             return found
         if request.queue:

@@ -318,7 +318,7 @@ class Connection:
         # ZooKeeper has one name for all of its servers (SecurityUtils.java, createSaslClient).
         name = "zk-sasl-md5" if options["mechanism"] == "DIGEST-MD5" else host
         login = import_module("puresasl.client").SASLClient(host=name, **options)  # who uses it has installed it
-        challenge = None
+        challenge = response = None
         xid = 0
         try:
             while not login.complete:
@@ -328,6 +328,8 @@ class Connection:
                 xid += 1
                 challenge, _ = SASL.deserialize(self._answered(xid, SASL(response or b"")), _HEADER.size)
         except Exception as error:  # of pure-sasl, or the server has closed the connection
+            if isinstance(error, TimeoutError) or (isinstance(error, OSError) and not response):
+                raise  # it hangs, or has been shown nothing yet: that says nothing about the password
             raise kazoo.AuthFailedError(str(error)) from error
         login.dispose()
 
@@ -454,18 +456,24 @@ def _header(answer: bytes) -> tuple[int, int, Exception | None]:
 
 def _connected(host: str, address: Address, arguments: Mapping[str, Any]) -> socket.socket:
     """Connect to a member, by TLS if that is asked for."""
+    context = _tls_context(arguments) if arguments.get("use_ssl") else None
     plain = socket.create_connection(address[:2], CONNECT_SECONDS)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.settimeout(ANSWER_SECONDS)
-        if not arguments.get("use_ssl"):
+        if context is None:
             return plain
-        context = ssl.create_default_context(cafile=arguments.get("ca"))
-        context.check_hostname = arguments.get("check_hostname", False)
-        context.verify_mode = ssl.CERT_REQUIRED if arguments.get("verify_certs", True) else ssl.CERT_NONE
-        if arguments.get("certfile"):
-            context.load_cert_chain(arguments["certfile"], arguments.get("keyfile"), arguments.get("keyfile_password"))
+        plain.getpeername()  # fails if the server has reset it; SSLSocket then would fail too, and stay open
         return context.wrap_socket(plain, server_hostname=host)
     except BaseException:
         plain.close()
         raise
+
+
+def _tls_context(arguments: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=arguments.get("ca"))
+    context.check_hostname = arguments.get("check_hostname", False)
+    context.verify_mode = ssl.CERT_REQUIRED if arguments.get("verify_certs", True) else ssl.CERT_NONE
+    if arguments.get("certfile"):
+        context.load_cert_chain(arguments["certfile"], arguments.get("keyfile"), arguments.get("keyfile_password"))
+    return context

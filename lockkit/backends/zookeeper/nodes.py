@@ -37,7 +37,7 @@ from lockkit.backend import SPACES, Note, apart, split_space, unsent, with_since
 from lockkit.backends.zookeeper.connection import Answer
 from lockkit.backends.zookeeper.path import Contender, escape_name, name_of, with_broken
 from lockkit.backends.zookeeper.session import Session
-from lockkit.background import Background
+from lockkit.background import Background, nothing
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Runtime
 from lockkit.units import Instant, Seconds
@@ -295,7 +295,7 @@ class Removals:
         self._runtime = runtime
         self._nodes: dict[str, LockNode] = {}  # by owner
         self._closed = runtime.event()
-        self._background = Background(runtime, "lockkit-zookeeper-removals", self._run)
+        self._background = Background(runtime, "lockkit-zookeeper-removals", self._run, nothing)
 
     def add(self, node: LockNode, remove_at: Instant = 0.0) -> None:
         """Remove a node at that time, or now: it was given up, and the server has not confirmed that it is gone."""

@@ -55,7 +55,8 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
             instead of being sent again.
         busy_countdown: After how many seconds a ``"retry"`` is to run. It does not count towards ``max_retries``.
         lock_ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
-        lock_timeout: How many seconds ``"wait"`` waits before it fails with `lockkit.LockTimeout`; None without limit.
+        lock_timeout: How many seconds ``"wait"`` waits for the lock, and before that for a run of the same ``once``,
+            before it fails with `lockkit.LockTimeout`; None without limit.
         once: Key, with fields: a task with this key runs until it has succeeded once; repeats return the stored
             result, which must be JSON.
         once_keep: How many seconds that result is kept.

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from lockkit import aio
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.django.transactions import DjangoClient
 from lockkit.integrations.migrations import beside_file, is_in_memory
-from lockkit.sync import connect, from_client
+from lockkit.sync import Client, connect, from_client
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -36,10 +37,18 @@ _NOT_IN_QUERY = frozenset(
     (
         *("dbname", "database", "db", "user", "password", "passwd", "host", "port", "unix_socket"),  # in the URL itself
         *("client_encoding", "charset", "conv", "client_flag", "cursor_factory", "context", "prepare_threshold"),
-        *("init_command", "sql_mode", "collation", "use_unicode", "compress"),
+        *("init_command", "sql_mode", "collation", "use_unicode", "compress", "local_infile"),
     )
 )
 """Parameters of Django's connection that lockkit does not need in a query."""
+
+_SSL_MODES = {
+    "DISABLED": {"ssl_disabled": 1},
+    "REQUIRED": {"ssl": 1, "ssl_verify_cert": 0},
+    "VERIFY_CA": {"ssl": 1, "ssl_verify_identity": 0},
+    "VERIFY_IDENTITY": {"ssl": 1, "ssl_verify_identity": 1},
+}
+"""mysqlclient's ``ssl_mode`` in lockkit's URL, as `lockkit.backends.sql.options` has it for engines."""
 
 CONNECT_SECONDS = 10
 """How long a connection to the database may take, unless the database's OPTIONS say otherwise."""
@@ -55,7 +64,7 @@ def client(alias: str = DEFAULT) -> DjangoClient:
     """
     Return this process's client of an alias. Safe to use from many threads and after a fork.
 
-    What it holds is released when the process exits.
+    What it holds is released when the process exits. So do not close it; if you do, the next call makes another one.
 
     Args:
         alias: A key of ``settings.LOCKKIT``. Without that setting, ``lockkit.connect()`` decides for "default".
@@ -64,9 +73,12 @@ def client(alias: str = DEFAULT) -> DjangoClient:
         ConfigurationError: There is no such alias, or its entry is wrong.
     """
     found = _clients.get(alias)
-    if found is None:
+    if found is None or _is_closed(found):
+        made = new_client(alias)
+        if _clients.get(alias) is found:
+            _clients.pop(alias, None)
         # Two threads may make one each. The one that comes second uses the first's; neither has connected yet.
-        found = _clients.setdefault(alias, new_client(alias))
+        found = _clients.setdefault(alias, made)
     return found
 
 
@@ -86,13 +98,18 @@ def aio_client(alias: str = DEFAULT) -> aio.Client:
         for ended in [one for one in list(_aio_clients) if one.is_closed()]:
             _aio_clients.pop(ended, None)
     clients = _aio_clients.setdefault(loop, {})
-    if alias not in clients:
+    if alias not in clients or _is_closed(clients[alias]):
         found = service(alias)
         if found.database is not None:
             message = f"settings.LOCKKIT[{alias!r}] is a Django database, which has no async connections: give a URL"
             raise ConfigurationError(message)
         clients[alias] = aio.connect(found.url, profile=found.profile, **found.options)
     return clients[alias]
+
+
+def _is_closed(client: Client | aio.Client) -> bool:
+    """Tell whether `close()` was called. One that grants nothing more because the process exits is not replaced."""
+    return client._engine.client.close_by < inf  # noqa: SLF001 - clients do not tell
 
 
 def new_client(alias: str) -> DjangoClient:
@@ -163,6 +180,8 @@ def environment_of(alias: str) -> dict[str, str]:
         return {"LOCKKIT_URL": _beside(settings)}
     driver, parameters = _driver(connection), connection.get_connection_params()
     others = {name: value for name, value in parameters.items() if name not in _NOT_IN_QUERY}
+    # An `ssl` of the application stays, and is refused below: its certificates must not be lost.
+    others = {**_SSL_MODES.get(str(others.pop("ssl_mode", "")).upper(), {}), **others}
     # Where it may choose the schema, and so the lock table. libpq reads it; no URL of lockkit has it.
     server_options = {"PGOPTIONS": others.pop("options")} if "options" in others else {}
     wrong = [name for name, value in others.items() if not isinstance(value, str | int | float)]

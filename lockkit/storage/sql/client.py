@@ -30,7 +30,8 @@ from lockkit.validation import shown
 S = TypeVar("S", bound="Update | Delete")
 T = TypeVar("T")
 
-DRIVER_ERRORS = (exc.DBAPIError, exc.TimeoutError)
+# SQLAlchemy leaves an OSError of asyncpg's as it is when it cannot connect.
+DRIVER_ERRORS = (exc.DBAPIError, exc.TimeoutError, OSError)
 
 Blocking: TypeAlias = "Session | scoped_session[Any] | Connection"
 Asynchronous: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
@@ -97,6 +98,8 @@ def _of_session(session: Session) -> Connection:
     except exc.PendingRollbackError as error:
         message = f"the session's transaction has failed: roll it back first ({error})"
         raise ConfigurationError(message) from error
+    except LockError:  # of a handler of the application's: some are an OSError
+        raise
     except DRIVER_ERRORS as error:
         raise data_error(error, session.bind if isinstance(session.bind, Engine) else None) from error
 
@@ -262,12 +265,14 @@ def data_error(error: BaseException, source: Connection | Engine | None, *, name
 
 
 @contextmanager
-def translating(connection: Connection, name: str | None = None) -> Iterator[None]:
+def translating(source: Connection | Engine, name: str | None = None) -> Iterator[None]:
     """Convert SQLAlchemy's errors from lockkit's own statements to lockkit's."""
     try:
         yield
+    except LockError:  # some are an OSError
+        raise
     except DRIVER_ERRORS as error:
-        raise data_error(error, connection, name=name) from error
+        raise data_error(error, source, name=name) from error
 
 
 def column_of(statement: object, column: object, default: str, *, option: str) -> Any:  # noqa: ANN401 - a column, mapped or not

@@ -29,6 +29,7 @@ from lockkit.storage.sql.client import (
     ApplicationTransaction,
     Asynchronous,
     Blocking,
+    StartAgain,
     column_of,
     data_error,
     label_of,
@@ -151,9 +152,10 @@ class AsyncSqlGuard:
                     # SQLite locks no rows: another transaction may have written between the two statements.
                     _refuse_any(executor.execute(rows), token, name, connection)
             except sa.exc.DBAPIError as error:
-                if not error.connection_invalidated:
+                made = data_error(error, connection)
+                if not (error.connection_invalidated or isinstance(made, StartAgain)):
                     raise  # the application's own statement is wrong
-                raise data_error(error, connection) from error
+                raise made from error
             return changed
 
         return await self._transaction.run(work)

@@ -116,19 +116,18 @@ def create(connection: Connection, *, locks: str | None = None, fences: str | No
 def create_at(target: object, **tables: str | None) -> Awaitable[None] | None:
     """Create the tables at an engine or connection. The result must be awaited for asyncio's."""
 
-    def make(connection: Connection) -> None:
-        with translating(connection):
-            create(connection, **tables)
-
     async def make_there(target: AsyncEngine | AsyncConnection) -> None:
-        async with target.begin() if isinstance(target, AsyncEngine) else nullcontext(target) as connection:
-            await connection.run_sync(make)
+        begun = target.begin() if isinstance(target, AsyncEngine) else nullcontext(target)
+        with translating(target.sync_engine):
+            async with begun as connection:
+                await connection.run_sync(create, **tables)
 
     if isinstance(target, (AsyncEngine, AsyncConnection)):
         return make_there(target)
     if isinstance(target, (Engine, Connection)):
-        with target.begin() if isinstance(target, Engine) else nullcontext(target) as connection:
-            make(connection)
+        begun = target.begin() if isinstance(target, Engine) else nullcontext(target)
+        with translating(target.engine), begun as connection:
+            create(connection, **tables)
         return None
     message = f"target must be a SQLAlchemy engine or connection, not {type(target).__name__}"
     raise ConfigurationError(message)

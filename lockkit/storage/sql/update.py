@@ -18,7 +18,7 @@ from sqlalchemy.orm import Mapper, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import validation
-from lockkit.errors import ConfigurationError
+from lockkit.errors import ConfigurationError, LockError
 from lockkit.runtime import Runtime
 from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate, unknown_outcome
 from lockkit.storage.sql.client import (
@@ -91,6 +91,15 @@ class TransactionRetry(OptimisticUpdate):
                 raise data_error(error, self._engine, name=self.name) from error
             raise
 
+    async def _first(self, asked: Any) -> Any:  # noqa: ANN401 - what may be the first to connect; its result
+        """Await what may have to connect: SQLAlchemy leaves an OSError of asyncpg's as it is then."""
+        try:
+            return await self.runtime.io(asked)
+        except LockError:  # of a handler of the application's: some are an OSError
+            raise
+        except OSError as error:
+            raise data_error(error, self._engine, name=self.name) from error
+
     async def _commit(self, executor: Any) -> None:  # noqa: ANN401 - see `body`
         self._committing = True
         try:
@@ -110,7 +119,7 @@ class TransactionRetry(OptimisticUpdate):
         source = self._source
         async with AsyncExitStack() as stack:
             if isinstance(source, AsyncEngine):
-                executor: Any = await stack.enter_async_context(source.connect())
+                executor: Any = await self._first(stack.enter_async_context(source.connect()))
                 await executor.run_sync(refuse_autocommit)
             elif isinstance(source, sa.Engine):
                 executor = refuse_autocommit(stack.enter_context(source.connect()))
@@ -165,7 +174,8 @@ class RowUpdate(TransactionRetry):
     async def body(self, executor: Any) -> Any:  # noqa: ANN401 - a session or connection; what `fn` returns
         """Read, call `fn`, and write unless another writer changed the row; else raise `Conflict`."""
         io = self.runtime.io
-        row = (await io(executor.execute(sa.select(self._table).where(self._where)))).mappings().one_or_none()
+        found = await self._first(executor.execute(sa.select(self._table).where(self._where)))
+        row = found.mappings().one_or_none()
         new = await self.new_value(row)
         if new is None or (row is None and new is DELETE):
             return new

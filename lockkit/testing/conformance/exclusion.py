@@ -6,21 +6,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.history import recorded
-from lockkit.testing.timing import PATIENCE
+from lockkit.testing.timing import CONTENTION_SECONDS, PATIENCE
 from lockkit.testing.witness import Witness
 
 ACTORS = 4
 ROUNDS = 20
 
 PROCESSES = int(os.environ.get("LOCKKIT_TEST_PROCESSES", "3"))
-SECONDS = float(os.environ.get("LOCKKIT_TEST_SECONDS", "0"))
-"""How many processes contend, and how long at the least. ``nox -s exclusion`` has 8 do it for 30 seconds."""
+"""How many processes contend."""
 
 
 class Exclusion(Cases):
@@ -35,7 +31,7 @@ class Exclusion(Cases):
     async def test_actors_of_one_client_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Threads or tasks that share a client, and even the lock object, are never inside together."""
         client = await driver.connect()
-        lock = client.lock(driver.name(), ttl=driver.timing.long, timeout=60)
+        lock = client.lock(driver.name(), ttl=driver.timing.long, timeout=3 * PATIENCE)
 
         await _contend(driver, tmp_path, [lock] * ACTORS)
 
@@ -45,13 +41,15 @@ class Exclusion(Cases):
         name = driver.name()
         clients = [await driver.connect() for _ in range(ACTORS)]
 
-        await _contend(driver, tmp_path, [client.lock(name, ttl=driver.timing.long, timeout=60) for client in clients])
+        await _contend(
+            driver, tmp_path, [client.lock(name, ttl=driver.timing.long, timeout=3 * PATIENCE) for client in clients]
+        )
 
     @case(needs.processes)
     async def test_processes_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Processes, of either face, are never inside together, and their tokens grow in the order of their stays."""
         name = driver.name()
-        witness = Witness(tmp_path)
+        witness, patience = Witness(tmp_path), CONTENTION_SECONDS + 3 * PATIENCE
         faces = [("blocking", "asyncio", driver.face)[number % 3] for number in range(PROCESSES)]
         workers = {f"process{number}": await driver.process(face) for number, face in enumerate(faces)}
 
@@ -60,12 +58,12 @@ class Exclusion(Cases):
                 "hammer",
                 name=name,
                 rounds=ROUNDS * 2,
-                seconds=SECONDS,
+                seconds=CONTENTION_SECONDS,
                 directory=str(tmp_path),
                 who=who,
-                lock={"ttl": driver.timing.long, "timeout": SECONDS + 60},
+                lock={"ttl": driver.timing.long, "timeout": patience},
             )
-        counts = {who: await driver.call(worker.receive, SECONDS + 60) for who, worker in workers.items()}
+        counts = {who: await driver.call(worker.receive, patience) for who, worker in workers.items()}
 
         report = witness.report()
         report.expect_exclusion(sum(counts.values()))
@@ -94,34 +92,6 @@ class Exclusion(Cases):
         finally:
             await driver.call(blocking.close)
 
-    @case()
-    async def test_names_are_locks_of_their_own(self, driver: FaceDriver) -> None:
-        """One lock says nothing about another."""
-        client = await driver.connect()
-        first = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
-        second = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
-
-        assert first.held
-        assert second.held
-
-        await first.release()
-        assert await second.confirm()
-        await second.release()
-
-    @case()
-    async def test_held_lock_is_refused_to_the_same_client(self, driver: FaceDriver) -> None:
-        """The lease owns, not the client, the thread or the lock object: a second acquisition waits."""
-        client = await driver.connect()
-        lock = client.lock(driver.name(), ttl=driver.timing.long)
-        async with lock:
-            with pytest.raises(lockkit.LockTimeout):
-                await driver.answered(lock.acquire, 0)
-            assert await driver.answered(lock.try_acquire) is None
-            assert await driver.answered(lock.try_acquire, 0.05) is None
-
-        async with lock:
-            pass
-
 
 async def _contend(driver: FaceDriver, directory: Path, locks: Sequence[aio.Lock]) -> None:
     """Have an actor for each lock object enter it again and again, and check that they excluded each other."""
@@ -138,6 +108,6 @@ async def _contend(driver: FaceDriver, directory: Path, locks: Sequence[aio.Lock
 
     actors = [driver.spawn(enter(number, lock)) for number, lock in enumerate(locks)]
     for actor in actors:
-        await actor.result(60)
+        await actor.result(3 * PATIENCE)
 
     witness.report().expect_exclusion(len(locks) * ROUNDS)

@@ -38,6 +38,7 @@ class Expiry(Cases):
         assert lease.lost
         assert not lease.held
         assert lease.remaining() == 0.0
+        assert after.token > lease.token
         await after.release()
 
     @case()
@@ -99,20 +100,7 @@ class Expiry(Cases):
 
     @case()
     async def test_renewal_keeps_the_lock_beyond_its_ttl(self, driver: FaceDriver) -> None:
-        """A lease in use does not end, and nobody else gets the lock."""
-        client, other = await driver.connect(), await driver.connect()
-
-        async def keep(ttl: Seconds) -> None:
-            name = driver.name()
-            lease = await client.lock(name, ttl=ttl).acquire(PATIENCE)
-            await _is_kept(lease, other.lock(name, ttl=ttl), ttl * 1.5)
-            await lease.release()
-
-        await driver.renewed(keep)
-
-    @case()
-    async def test_renewals_of_many_leases_are_told_apart(self, driver: FaceDriver) -> None:
-        """All leases of a client are kept beyond their ttl, but the one that was broken."""
+        """Leases in use do not end, nobody else gets their locks, and only the one that was broken is lost."""
         client, other = await driver.connect(), await driver.connect()
 
         async def keep(ttl: Seconds) -> None:
@@ -120,10 +108,9 @@ class Expiry(Cases):
             broken = leases.pop(3)
             assert await other.break_lock(broken.name) or broken.lost
 
-            await driver.sleep(ttl * 1.2)
-
-            assert broken.lost
             try:
+                await _is_kept(leases[0], other.lock(leases[0].name, ttl=ttl), ttl * 1.5)
+                assert broken.lost
                 for lease in leases:
                     await lease.confirm()
                     lease.check()
@@ -170,8 +157,7 @@ class Expiry(Cases):
             await signal.wait()
             after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(ttl))
 
-            assert lease.stalled
-            assert reasons[0] in {"stalled", "paused"}
+            assert lease.stalled or reasons[0] == "paused"
             assert after.token > lease.token
             await after.release()
 
@@ -204,7 +190,8 @@ class Expiry(Cases):
         assert short < lease.remaining() < long / 2
         assert lease.ttl >= long / 2
 
-        await lease.extend(short)
+        with suppress(lockkit.LockLost):  # an answer after that time
+            await lease.extend(short)
         assert lease.remaining() < short
         assert await lease.wait_lost(driver.timing.beyond(short))
 
@@ -227,7 +214,8 @@ class Expiry(Cases):
         """A lock whose lease was cut short is soon free for others."""
         _, other, lease = await driver.held(renew=False)
 
-        await lease.extend(driver.timing.short)
+        with suppress(lockkit.LockLost):  # an answer after that time
+            await lease.extend(driver.timing.short)
 
         async with other.lock(lease.name, ttl=driver.timing.long, timeout=driver.timing.beyond(driver.timing.short)):
             assert lease.lost
@@ -251,7 +239,7 @@ class Expiry(Cases):
 
     @case()
     async def test_extend_of_a_lost_lease_raises(self, driver: FaceDriver) -> None:
-        """Nothing brings a lost lease back, and nothing is created by trying."""
+        """Nothing brings a lost lease back."""
         name = driver.name()
         client = await driver.connect()
         lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)

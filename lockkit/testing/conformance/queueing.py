@@ -71,11 +71,11 @@ class Queueing(Cases):
         async def contend(number: int) -> None:
             who, client = f"client{number}", clients[number]
             # What it needs to hold a lock is there, a connection of its own perhaps: nobody starts late.
-            async with client.lock(own_names[number], ttl=driver.timing.long, timeout=60):
+            async with client.lock(own_names[number], ttl=driver.timing.long, timeout=3 * PATIENCE):
                 ready[number].set()
             await go.wait()
             for _ in range(rounds):
-                async with client.lock(name, ttl=driver.timing.long, timeout=60) as lease:
+                async with client.lock(name, ttl=driver.timing.long, timeout=3 * PATIENCE) as lease:
                     witness.enter(who, lease.token)
                     # Inside until the others are there again: one that comes late, by no fault of the backend, misses
                     # its turn.

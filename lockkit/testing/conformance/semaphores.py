@@ -75,7 +75,7 @@ class Semaphores(Cases):
 
         async def work(number: int) -> None:
             nonlocal inside, most
-            semaphore = clients[number % 2].semaphore(name, limit=limit, ttl=driver.timing.long, timeout=60)
+            semaphore = clients[number % 2].semaphore(name, limit=limit, ttl=driver.timing.long, timeout=3 * PATIENCE)
             for _ in range(3):
                 async with recorded(number, semaphore, limit):
                     inside += 1

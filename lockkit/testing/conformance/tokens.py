@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
 
 
@@ -28,42 +28,6 @@ class Tokens(Cases):
             async with clients[number % 3].lock(name, ttl=driver.timing.long, timeout=20) as lease:
                 assert isinstance(lease.token, int)
                 tokens.append(lease.token)
-
-        expect_increase(tokens)
-
-    @case()
-    async def test_token_increases_when_a_lease_expired(self, driver: FaceDriver) -> None:
-        """Who comes after a holder that vanished has the higher token."""
-        _, other, before = await driver.held(ttl=driver.timing.short, renew=False)
-
-        after = await other.lock(before.name, ttl=driver.timing.long).acquire(driver.timing.beyond(before.ttl))
-
-        assert not before.held
-        assert after.token > before.token
-        await after.release()
-
-    @case()
-    async def test_token_increases_when_a_lock_was_broken(self, driver: FaceDriver) -> None:
-        """The token of a broken lease is never given again."""
-        _, other, before = await driver.held()
-        assert await other.break_lock(before.name)
-
-        after = await other.lock(before.name, ttl=driver.timing.long).acquire(20)
-
-        assert after.token > before.token
-        await after.release()
-        assert not await before.confirm()
-
-    @case()
-    async def test_token_increases_across_clients_that_come_and_go(self, driver: FaceDriver) -> None:
-        """Each client that comes after another one has the higher token: no client keeps the order for itself."""
-        name = driver.name()
-        tokens = []
-        for _ in range(4):
-            client = await driver.connect()
-            async with client.lock(name, ttl=driver.timing.long, timeout=20) as lease:
-                tokens.append(lease.token)
-            await client.close()
 
         expect_increase(tokens)
 
@@ -94,20 +58,6 @@ class Tokens(Cases):
                 owners.add(lease.owner)
 
         assert len(owners) == 5
-
-    @case(needs.processes)
-    async def test_token_increases_when_the_holder_was_killed(self, driver: FaceDriver) -> None:
-        """A crash takes no token back."""
-        name = driver.name()
-        worker = await driver.process()
-        before = await driver.call(lambda: worker.acquire(name, ttl=driver.timing.kept))
-        client = await driver.connect()
-
-        await driver.call(worker.kill)
-        after = await client.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(driver.timing.kept))
-
-        assert after.token > before.token
-        await after.release()
 
 
 def expect_increase(tokens: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from lockkit.testing.timing import PATIENCE
 
 __all__ = ["ABILITIES", "FaultCases", "Faults", "Step"]
 
-Step = Literal["acquire", "renew", "release"]
+Step = Literal["acquire", "renew", "downgrade", "release"]
 
 ABILITIES = {
     "stop": "it has no server that can be stopped",

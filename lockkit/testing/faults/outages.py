@@ -8,7 +8,7 @@ from contextlib import suppress
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import FaceDriver, case, needs
-from lockkit.testing.face_driver import Signal
+from lockkit.testing.face_driver import Signal, waiting_count
 from lockkit.testing.faults.base import (
     FaultCases,
     Faults,
@@ -84,7 +84,7 @@ class Outages(FaultCases):
         await inside.wait()
         kept = await leaver.lock(queued, ttl=long, timeout=PATIENCE).acquire()
         waiter = driver.spawn(self._wait(warm, queued, 2 * ttl))
-        await driver.until_waiting(warm, queued)
+        await driver.eventually(lambda: waiter.done or waiting_count(warm, queued) > 0, "the waiter waits")
         reasons: list[str] = []
         lease = await holder.lock(held, ttl=ttl, on_lost=lambda _, reason: reasons.append(reason)).acquire(PATIENCE)
 

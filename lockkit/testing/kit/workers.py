@@ -46,7 +46,7 @@ class OncePerRun:
             # Each worker has a directory of its own in that of the run. But on another machine the one above is that of
             # all runs: the id keeps this run from finding what an earlier one has made.
             folder = folder.parent / f"lockkit-once-{run}"
-        self._client = connect(folder.as_uri(), ttl=TTL_SECONDS)
+        self._client = connect(folder.as_uri(), ttl=TTL_SECONDS, scope="machine")
 
     def __call__(self, key: str, make: Callable[[], T]) -> T:
         """

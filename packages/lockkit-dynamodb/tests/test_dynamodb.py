@@ -109,6 +109,18 @@ def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
     drive(backend.close())
 
 
+def test_grant_that_the_engine_refuses_is_undone(server: Server) -> None:
+    """It came after the ttl, or after `close()`."""
+    backend, request = without_engine(f"{server.url}/refused")
+    request.uncertain = True
+    assert isinstance(drive(backend.try_acquire(request)), Grant)
+
+    drive(backend.abandon(request))
+
+    assert drive(backend.holders(NAME)) == []
+    drive(backend.close())
+
+
 @pytest.mark.parametrize("url", ["dynamodb://user:secret@localhost/locks", "dynamodb://a,b/locks"])
 def test_wrong_url_is_refused(url: str) -> None:
     """When it is given, with nothing sent."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from lockkit_nats import NatsBackend
 from lockkit_nats.backend import Attempt, WrongRevision
-from lockkit_tools.servers import require, wait_until
+from lockkit_tools.servers import FaultProxy, require, wait_until
 from lockkit_tools.servers.nats import NatsServer
 from tests.conformance.faulty import PASSWORD, ServerFaults
 
@@ -162,6 +163,99 @@ def test_connection_that_ended_unnoticed_is_replaced(server: NatsServer) -> None
             await backend.close()
 
     assert isinstance(asyncio.run(cut_and_acquire()), Grant)
+
+
+def test_server_that_is_cut_off_is_passed_over(server: NatsServer) -> None:
+    """Its connections stay open, and new ones get no answer; also a call with little time leads on to the next one."""
+    with FaultProxy(server.host, server.port) as proxy:
+        url = server.url.replace("@", f"@{proxy.address},")
+        with lockkit.connect(f"{url}/silent") as client:
+            client.ping()
+            proxy.blackhole()
+
+            def ask() -> str | None:
+                with suppress(lockkit.BackendUnavailable, lockkit.LockTimeout):  # of what an earlier one has left
+                    client.lock(NAME).acquire(0).release()
+                    return None
+                return "no answer"
+
+            wait_until(ask, timeout=PATIENCE)
+
+
+def test_client_outlives_the_tasks_of_its_driver(server: NatsServer) -> None:
+    """A program that ends cancels all tasks, and then releases its locks."""
+
+    async def cancel_and_acquire() -> Grant | Busy:
+        backend, request = without_engine(f"{server.url}/cancelled", AsyncioRuntime())
+        await backend.ping()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        request.answer_by = AsyncioRuntime().now() + 0.4
+        with suppress(lockkit.BackendUnavailable):
+            await backend.try_acquire(request)
+        request.answer_by = inf
+        try:
+            return await backend.try_acquire(request)
+        finally:
+            await backend.close()
+
+    assert isinstance(asyncio.run(cancel_and_acquire()), Grant)
+
+
+def test_end_of_a_connection_that_nobody_told_is_noticed(server: NatsServer) -> None:
+    """Leases are confirmed and waiters woken; when it is told later, the next connection stays."""
+
+    async def close_and_open() -> None:
+        backend, request = without_engine(f"{server.url}/untold", AsyncioRuntime())
+        confirmed: list[None] = []
+        backend._host.confirm_soon = lambda: confirmed.append(None)  # type: ignore[method-assign]
+        client, _ = await backend._connection.open()
+        await backend._begin_watch(request)
+        told, cast("Any", client)._closed_cb = cast("Any", client)._closed_cb, None
+        await client.close()
+
+        replaced, _ = await backend._connection.open()
+
+        assert confirmed
+        assert await request.wake.wait(PATIENCE)
+        await told()
+        assert (await backend._connection.open())[0] is replaced
+        await backend.close()
+
+    asyncio.run(close_and_open())
+
+
+def test_watch_that_fails_late_leaves_its_successor(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter's watch ended with its connection, and it began another; a release still wakes it."""
+
+    async def watch_twice() -> None:
+        runtime = AsyncioRuntime()
+        backend, request = without_engine(f"{server.url}/twice", runtime)
+        holder = await backend.try_acquire(Request(NAME, "holder", 30.0, "{}", queue=False, runtime=runtime))
+        assert isinstance(holder, Grant)
+        late = asyncio.Event()
+
+        async def fail() -> None:
+            await late.wait()
+            raise OSError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend._connection, "open", fail)
+            await backend._begin_watch(request)
+            await runtime.sleep(0)
+        backend._disconnected()
+        request.wake.clear()
+        await backend._begin_watch(request)
+        late.set()
+        await asyncio.wait(backend._tasks)
+
+        await backend.release(holder)
+
+        assert await request.wake.wait(PATIENCE)
+        await backend.abandon(request)
+        await backend.close()
+
+    asyncio.run(watch_twice())
 
 
 def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import apart
+from lockkit.backends.etcd import backend as etcd
 from lockkit.backends.etcd import keys
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.cluster import WATCH
@@ -209,6 +211,22 @@ class TestDeadlines:
             assert leases[-1]._record.valid_until >= began + 12 - drift_margin(12)
         for lease in leases:
             lease.release()
+
+
+def test_grant_whose_time_cannot_be_corrected_stands(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can be started, which matters to nobody but those who list the holders."""
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "lockkit-etcd-since":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(etcd, "SINCE_EXACT_SECONDS", -1.0)
+
+    with connect().lock("since", ttl=LONG, timeout=PATIENCE) as lease:
+        assert lease.confirm()
 
 
 class TestForeignClients:

@@ -28,8 +28,6 @@ from tests.backends.etcd.support import (
 from tests.backends.support import Connect, answers, inner, play, says_whether_it_was_sent
 from tests.tries import until
 
-pytestmark = pytest.mark.timeout(120)
-
 TTL = 3.0
 PATIENCE = 30.0
 

@@ -22,8 +22,6 @@ from tests.backends.etcd.support import (
 from tests.backends.support import Connect
 from tests.tries import busy, tried
 
-pytestmark = pytest.mark.timeout(120)
-
 TTL = 3.0
 LONG = 120.0
 

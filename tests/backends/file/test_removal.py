@@ -155,6 +155,23 @@ def test_unused_records_are_removed(connect: Connect, host: StubHost, directory:
 
 
 @pytest.mark.usefixtures("thorough")
+@pytest.mark.parametrize("detached", [True, False])
+def test_records_of_leases_that_ended_without_a_release_are_removed(
+    connect: Connect, frozen: StubHost, directory: Path, *, detached: bool
+) -> None:
+    """Of a minimum hold, which outlives its client, and of a client that lives on and does not renew."""
+    user = connect(frozen)
+    grant = granted(drive(user.try_acquire(frozen.request(ttl=LONG))))
+    if detached:
+        drive(user.detach(grant))
+    for seconds, left in ((LONG / 2, ["x.lock"]), (LONG, [])):
+        tick(frozen, seconds)
+        age(directory)
+        drive(connect(frozen).ping())
+        assert [path.name for path in directory.glob("*.lock")] == left
+
+
+@pytest.mark.usefixtures("thorough")
 def test_record_with_a_note_is_kept_until_its_end(
     connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockkit.backends.object_store.backend import ObjectBackend
 from lockkit.backends.object_store.record import Version
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import drive
+from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.object_store.conftest import Client
 from tests.backends.support import granted
 
@@ -80,6 +82,25 @@ def test_write_of_an_abandoned_request_comes_too_late(client: Make) -> None:
     assert drive(other.holders("x")) == []
 
 
+def test_request_that_stalls_costs_no_other_lease(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one of the shortest ttl: the renewals of a client that come after it do not wait for it so long."""
+    backend, host, _ = client()
+    grants = [granted(drive(backend.try_acquire(host.request(name, ttl=ttl)))) for name, ttl in (("a", 60), ("b", 5))]
+    write = backend._store.write
+
+    async def stall(name: str, content: bytes, expected: Version | None) -> Version | None:
+        if name.startswith("a"):
+            await asyncio.Event().wait()
+        return await write(name, content, expected)
+
+    monkeypatch.setattr(backend._store, "write", stall)
+    watch = Stopwatch()
+    outcomes = drive(backend.renew(grants[:1])), drive(backend.renew(grants[1:]))
+
+    assert watch.stop() < grants[1].ttl * 2 / 3
+    assert [type(outcome) for (outcome,) in outcomes] == [Unknown, Renewed]
+
+
 def test_dead_holders_lock_is_taken_by_who_has_seen_it_for_a_ttl(client: Make) -> None:
     """By the waiter's own clock; a client that has just come waits a whole ttl, however long the holder is dead."""
     (holder, ours, _), (waiter, theirs, clock), (late, other, _) = client(), client(), client()
@@ -139,6 +160,9 @@ def test_own_write_is_recognised_after_its_answer_was_lost(client: Make, monkeyp
     assert drive(backend.release(grant))
 
     assert drive(backend.holders("x")) == []
+    assert not drive(backend.write_note(grant, "after the release", 60.0))
+    assert drive(backend.renew([grant])) == [Gone("gone")]
+    assert drive(backend.update(grant, "{}")) == Gone("gone")
 
 
 def test_take_over_whose_answer_was_lost_is_repeated(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_store_that_ignores_conditions_is_reported(server: ObjectStoreServer, mo
 
     async def write(self: Store, name: str, content: bytes, expected: Version | None) -> Version | None:
         del expected
-        stored: Any = await obstore.put_async(self._opened(), name, content, mode="overwrite")
+        stored: Any = await obstore.put_async(await self._opened(), name, content, mode="overwrite")
         return self._version(stored)
 
     monkeypatch.setattr(Store, "write", write)

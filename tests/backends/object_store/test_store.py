@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+from collections.abc import Callable
+from json import JSONDecodeError
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +16,12 @@ from lockkit.backends.object_store import store
 from lockkit.backends.object_store.store import Store
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import BlockingRuntime
+from lockkit.testing.face_driver import FACES, FaceDriver
+from lockkit.testing.target import Face
+from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from lockkit_tools.servers import ObjectStoreServer
+from tests.backends.support import play
 
 
 def store_at(text: str) -> Store:
@@ -163,3 +170,58 @@ def test_boto3_is_asked_only_where_nothing_else_is_given(monkeypatch: pytest.Mon
     assert store._boto3_credentials() is None
 
     assert asked == ["boto3", "boto3"]
+
+
+@pytest.fixture
+def boto3(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Have a stand-in for boto3 search for the credentials, which tests do without."""
+
+    def install(search: Callable[[], object]) -> None:
+        monkeypatch.setitem(sys.modules, "obstore.auth.boto3", SimpleNamespace(Boto3CredentialProvider=search))
+        monkeypatch.setattr(store, "find_spec", lambda name: name)
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "error", [LookupError("no profile typo\nmore"), FileNotFoundError("typo"), JSONDecodeError("typo", "hunter2", 0)]
+)
+def test_error_of_boto3_is_one_of_configuration(error: Exception, boto3: Callable[..., None]) -> None:
+    """Also one that would otherwise say that there is no such object, or that boto3 has found nothing."""
+
+    def fail() -> object:
+        raise error
+
+    boto3(fail)
+    with lockkit.connect("s3://bucket") as client, pytest.raises(ConfigurationError, match=r"boto3.*typo") as raised:
+        client.lock("x").acquire(1)
+
+    assert "more" not in str(raised.value)
+    assert "hunter2" not in f"{raised.value} {raised.value.__cause__!r}"
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_search_for_credentials_that_hangs_delays_nobody(
+    server: ObjectStoreServer, face: Face, boto3: Callable[..., None]
+) -> None:
+    """It goes on in a thread, the same for all calls."""
+    found = {name.removeprefix("AWS_").lower(): value for name, value in server.credentials.items()}
+    go_on, searches = threading.Event(), list[str]()
+
+    def search() -> object:
+        searches.append("boto3")
+        assert go_on.wait(PATIENCE)
+        return lambda: {**found, "token": None, "expires_at": None}
+
+    async def body(driver: FaceDriver) -> None:
+        client = driver.make_client()
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable, match="no answer in time"):
+                await client.lock("x").acquire(timeout=0)
+        go_on.set()
+        await client.ping()
+
+    boto3(search)
+    play(face, server.url, body)
+    assert searches == ["boto3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant
+from lockkit.backends.redis.address import CONNECT_TIMEOUT
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.groups import slot_of
 from lockkit.errors import BackendUnavailable, LockError
@@ -31,13 +33,9 @@ from tests.conventions.sources import ROOT
 
 # In whole runs of all tests the garbage collector found transports of asyncio here, never when these ran alone: most
 # likely of TLS handshakes at the server that hangs, cut short when their event loop ended. lockkit never had those.
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.filterwarnings(
-        "ignore:Exception ignored in. <(socket.socket|function _SelectorTransport)"
-        ":pytest.PytestUnraisableExceptionWarning"
-    ),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(socket.socket|function _SelectorTransport):pytest.PytestUnraisableExceptionWarning"
+)
 
 LEFT = 0.4
 """What a caller with ``timeout=0`` leaves for its one try, seconds."""
@@ -105,6 +103,45 @@ async def test_calls_end_in_time_at_a_server_that_hangs(host: StubHost) -> None:
             with frozen(server):
                 await every_call_ends_in_time(host, used, grant)
                 await every_call_ends_in_time(host, fresh, None)
+
+
+@both
+async def test_calls_end_in_time_while_a_name_server_hangs(
+    server: RedisServer, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look-up has no limit of its own."""
+    look_up, go_on = socket.getaddrinfo, threading.Event()
+
+    def slow(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as what it stands for
+        if "flags" not in keywords:  # else nobody is asked
+            assert go_on.wait(PATIENCE)
+        return look_up(*arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    async with backend_at(f"redis://localhost:{server.port}", host) as backend:
+        await every_call_ends_in_time(host, backend, None)
+        go_on.set()
+        await backend.ping()
+
+
+@both
+async def test_address_that_does_not_answer_leaves_time_for_the_next(
+    server: RedisServer, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where IPv6 leads nowhere, or one of several addresses is that of a dead machine."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,  # the kernel drops the second connection
+        socket.create_connection(full.getsockname()),
+    ):
+        addresses = [full.getsockname(), (server.host, server.port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        request = host.request()
+        request.answer_by = host.runtime.now() + CONNECT_TIMEOUT
+        async with backend_at("redis://several", host) as backend:
+            grant = granted(await backend.try_acquire(request))
+            assert host.runtime.now() < request.answer_by
+            await backend.release(grant)
 
 
 ON_GEVENT = """

@@ -102,9 +102,13 @@ async def test_token_is_the_server_s_time_and_never_goes_back(
         second = await token()
         redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
         third = await token()
+        giver = granted(await backend.try_acquire(host.request()))
+        taken = await backend.take_over(host.request(), giver.owner)
 
         assert seconds * 10**6 + micros <= first < second < third == 4 * 10**15 + 1
-        assert token_in(redis("GET", "{lockkit:x}:fence")) == str(4 * 10**15 + 1)
+        assert taken is not None
+        assert taken.token == giver.token + 1 == third + 2
+        assert token_in(redis("GET", "{lockkit:x}:fence")) == str(taken.token)
 
 
 async def test_token_has_six_digits_of_micros(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
@@ -298,7 +302,7 @@ async def cancel_tasks(name: str) -> int:
 async def test_listening_thread_ends_when_nobody_waits(
     server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch, host: StubHost
 ) -> None:
-    """A client that waited once does not keep a thread and a connection for ever; it subscribes anew when needed."""
+    """A client does not keep a thread and a connection for ever, also if it gave up while the server did not answer."""
     monkeypatch.setattr("lockkit.backends.redis.wakeup.IDLE_SECONDS_MAX", 0.1)
     async with backend_at(server.url, host) as backend:
         grant = granted(await backend.try_acquire(host.request()))
@@ -307,7 +311,10 @@ async def test_listening_thread_ends_when_nobody_waits(
         await host.runtime.sleep(0.5)
         until_one_subscribes(redis)
 
-        await backend.abandon(waiter)
+        redis("CLIENT", "PAUSE", 3000)
+        waiter.answer_by = host.runtime.now() + 0.1
+        with pytest.raises(BackendUnavailable):
+            await backend.abandon(waiter)
 
         wait_until(lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*") == [] else "still subscribed")
         again = host.request()

@@ -185,6 +185,20 @@ def test_no_message_shows_a_password(server: RedisServer) -> None:
     client.close()
 
 
+@pytest.mark.parametrize("renamed", ["HELLO", "AUTH"])
+@pytest.mark.parametrize("form", ["redis://:hunter2@{}", "redis+sentinel://{}/m?sentinel_password=hunter2"])
+def test_password_that_the_server_repeats_is_not_shown(form: str, renamed: str) -> None:
+    """Nor in the cause: a server that does not know a command says what its arguments were."""
+    with (
+        RedisServer(settings={"rename-command": f'{renamed} ""'}) as node,
+        lockkit.connect(form.format(node.address), protocol=3 if renamed == "HELLO" else 2) as client,
+        pytest.raises(lockkit.ConfigurationError, match=f"lacks a command.*unknown command .{renamed}") as raised,
+    ):
+        client.ping()
+
+    assert "hunter2" not in f"{raised.value} {raised.value.__cause__!r}"
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "decoding": {"decode_responses": True, "protocol": 3},

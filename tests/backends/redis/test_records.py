@@ -11,6 +11,7 @@ import lockkit
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.backends.redis.support import Keyspace
+from tests.tries import until
 
 FENCE = "{lockkit:x}:fence"
 
@@ -37,17 +38,22 @@ def test_record_of_a_released_name_stays_for_idle_ttl(
     servers: RedisServer | RedisNodes, keyspaces: Sequence[Keyspace], idle_ttl: object
 ) -> None:
     """From the last grant or renewal; but at least for ten ttls."""
+
+    def stays(least_ms: int, most_ms: int) -> bool:
+        return all(least_ms < int(str(keyspace("PTTL", FENCE))) <= most_ms for keyspace in keyspaces)
+
+    # A vote needs two of three nodes: the last one may be late.
     with lockkit.connect(servers.url, idle_ttl=idle_ttl, ttl=5) as client:
         with client.lock("x", timeout=PATIENCE) as lease:
             lease.extend()
-        assert all(110_000 < int(str(keyspace("PTTL", FENCE))) <= 120_000 for keyspace in keyspaces)
+        until(lambda: stays(90_000, 120_000))
         with client.lock("x", ttl=60, timeout=PATIENCE):
             pass
-        assert all(590_000 < int(str(keyspace("PTTL", FENCE))) <= 600_000 for keyspace in keyspaces)
+        until(lambda: stays(570_000, 600_000))
     with lockkit.connect(servers.url) as client:
         with client.lock("x", timeout=PATIENCE):
             pass
-        assert all(int(str(keyspace("PTTL", FENCE))) > 86_000_000 for keyspace in keyspaces)
+        until(lambda: stays(86_000_000, 86_400_000))
 
 
 def test_idle_ttl_has_a_least_value(servers: RedisServer | RedisNodes) -> None:

@@ -62,6 +62,17 @@ async def test_commands_of_an_uncontended_pair(server: RedisServer, redis: Keysp
             assert dict(found) == {"evalsha": "2", "set": "2", "time": "1", "mget": "1", "del": "1"}
 
 
+async def test_writer_whose_lock_was_broken_becomes_no_reader(server: RedisServer, host: StubHost) -> None:
+    """Nor when others read by now."""
+    async with backend_at(server.url, host) as backend:
+        writer = await held(backend, host.request())
+        assert await backend.break_lock("x")
+        assert not await backend.downgrade(writer)
+        other = await held(backend, reader(host))
+        assert not await backend.downgrade(writer)
+        assert [holder.owner for holder in await backend.holders("x")] == [other.owner]
+
+
 async def test_keys_while_readers_hold(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """The lock's key is there for other clients until the last reader ends; nothing is left at the end."""
     async with backend_at(server.url, host) as backend:
@@ -209,6 +220,18 @@ async def test_grant_of_a_share_without_an_answer_is_undone_or_repeated(
             for grant in beside:
                 assert await backend.release(grant)
             assert redis.keys() == FREE
+
+
+async def test_abandoned_request_leaves_the_only_reader(server: RedisServer, host: StubHost) -> None:
+    """Whose lease is in the lock's record, where nobody else has a share."""
+    async with backend_at(server.url, host) as backend:
+        grant = await held(backend, reader(host))
+        request = reader(host)
+        request.uncertain = True
+        await backend.abandon(request)
+        assert [holder.owner for holder in await backend.holders("x")] == [grant.owner]
+        assert await backend.renew([grant]) == [Renewed()]
+        assert await backend.release(grant)
 
 
 async def test_stopped_waiter_keeps_its_place_no_longer_than_its_offer(server: RedisServer, host: StubHost) -> None:

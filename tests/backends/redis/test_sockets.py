@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import ssl
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lockkit.backends.redis import connection as connection_module
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import open_connection
 from lockkit.backends.redis.resp import pack
@@ -105,3 +107,26 @@ async def test_login_that_hangs_leaves_no_open_socket(server: RedisServer, host:
         with pytest.raises(TimeoutError):
             await open_connection(host.runtime, where, host.runtime.now() + 2.0)
         assert silent.client_has_gone.wait(PATIENCE)
+
+
+@both
+async def test_reset_before_the_handshake_leaves_no_open_socket(
+    server: RedisServer, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's `SSLSocket` fails then, and does not close itself (as of 3.13)."""
+    connect = connection_module._connect
+
+    async def connect_and_be_reset(*arguments: Any) -> socket.socket:
+        made = await connect(*arguments)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        return made
+
+    monkeypatch.setattr(connection_module, "_connect", connect_and_be_reset)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(OSError, match="not connected"):
+            await open_connection(host.runtime, target_of(server).moved(*listener.getsockname()))
+        gc.collect()
+    assert [str(warning.message) for warning in caught if "SSLSocket" in str(warning.message)] == []

@@ -123,6 +123,13 @@ def test_application_goes_on_connecting(postgresql: PostgresServer) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize("option", ["password", "sslpassword", "ssl_key_password"])
+def test_secret_in_the_query_is_not_shown(option: str) -> None:
+    """SQLAlchemy hides only the one before the host."""
+    with lockkit.from_client(engine_of(f"postgresql://app@h/db?{option}=hunter2&sslmode=require", "psycopg")) as client:
+        assert client.url == "postgresql+psycopg://app@h/db?sslmode=require"
+
+
 def verifying(*, verify: bool) -> ssl.SSLContext:
     """Make a context."""
     context = ssl.create_default_context()

@@ -103,6 +103,9 @@ def test_postgresql_rights_missing(postgres: PostgresServer) -> None:
 
     postgres.execute("REVOKE CREATE ON SCHEMA public FROM public")
     assert "may not make it" in found(f"{url}?table=another")["sql-table-missing"].seen
+    postgres.execute("CREATE SCHEMA apart; GRANT ALL ON SCHEMA apart TO few")
+    assert set(found(f"{url}?table=apart.another")) == {"sql-table-to-be-made"}
+    assert "may not make it" in found(f"{postgres.url}?table=nowhere.another")["sql-table-missing"].seen
 
 
 def test_postgresql_table_missing(postgres: PostgresServer) -> None:
@@ -262,10 +265,16 @@ def test_mariadb_rights_missing(maria: MariaServer) -> None:
     assert "may not make it" in found(f"{url}?table=another")["sql-table-missing"].seen
     assert set(found(f"{maria.url}?table=another")) == {"sql-table-to-be-made"}
     assert maria.execute("SHOW TABLES LIKE 'another'") == ""
+    maria.execute("CREATE DATABASE apart; GRANT ALL ON apart.* TO few")
+    assert set(found(f"{url}?table=apart.another")) == {"sql-table-to-be-made"}
 
 
-def test_mariadb_without_password(maria: MariaServer) -> None:
-    """A user whom anybody may be."""
+def test_mariadb_without_password(maria: MariaServer, tmp_path: Path) -> None:
+    """A user whom anybody may be; not one whose password is in a file."""
+    (tmp_path / "my.cnf").write_text(f"[client]\npassword={SECRET}\n")
+    url = maria.url.replace(f":{SECRET}", "")
+    assert found(f"{url}?read_default_file={tmp_path}/my.cnf") == {}
+
     maria.execute("CREATE USER anybody; GRANT ALL ON lockkit.* TO anybody")
 
     finding = found(f"mariadb://anybody@{maria.address}/lockkit")["sql-no-password"]

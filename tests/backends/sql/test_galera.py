@@ -15,12 +15,9 @@ from tests.doctor.support import found
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(
-        not (PROVIDER.exists() or os.environ.get("CI")), reason="needs Galera, which Debian installs with MariaDB"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not (PROVIDER.exists() or os.environ.get("CI")), reason="needs Galera, which Debian installs with MariaDB"
+)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,6 @@ from lockkit_tools.servers import MariaServer, PostgresServer
 from tests.backends.sql_table.support import Look
 from tests.backends.support import StubHost
 
-pytestmark = pytest.mark.timeout(120)
-
 PATIENCE = 15.0
 COLUMNS = (
     "'x' AS name, 'x' AS owner, 1 AS token, 0 AS expires_at_us, 'x' AS metadata, 'x' AS metadata_owner,"

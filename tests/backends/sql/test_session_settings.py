@@ -15,8 +15,6 @@ from lockkit_tools.servers import MariaServer
 from lockkit_tools.servers.binaries import find_program
 from tests.tries import beside, busy, until
 
-pytestmark = pytest.mark.timeout(120)
-
 PATIENCE = 60.0
 NAME = "it's a \"name\\' `%s` $1 "
 

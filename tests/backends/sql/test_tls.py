@@ -17,8 +17,6 @@ from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from lockkit_tools.servers.tls import make_certificates
 
-pytestmark = pytest.mark.timeout(180)
-
 SECRET = "s3cret&"  # noqa: S105 - a test server's
 
 Url: TypeAlias = Callable[[str, str, str], str]

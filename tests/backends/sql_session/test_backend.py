@@ -43,8 +43,6 @@ from tests.backends.sql_table.support import DRIVERS, counted, with_driver
 from tests.backends.support import Connect, StubHost, granted
 from tests.tries import busy, until_renewed
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     """Collect what is sent in the sessions of locks."""

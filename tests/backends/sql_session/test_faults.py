@@ -38,8 +38,6 @@ from tests.backends.sql_table.support import demote
 from tests.backends.support import Connect
 from tests.tries import busy, tried, until, until_renewed
 
-pytestmark = pytest.mark.timeout(180)
-
 SLACK = 1.0  # for a busy machine
 LIMITS = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout", "transaction_timeout")
 """PostgreSQL's, by which an administrator ends transactions, sessions and waits; the last since PostgreSQL 17."""

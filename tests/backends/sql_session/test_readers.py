@@ -27,8 +27,6 @@ from tests.backends.sql_session.support import (
 from tests.backends.support import Connect
 from tests.tries import beside, busy
 
-pytestmark = pytest.mark.timeout(180)
-
 READERS = ["postgresql-row", "postgresql-advisory", "mariadb-row"]
 
 

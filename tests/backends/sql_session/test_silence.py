@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 
+import lockkit.aio
 from lockkit_tools.servers import FaultProxy, wait_until
 from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, queued, until_waiting
 from tests.backends.support import Connect
-from tests.tries import beside
-
-pytestmark = pytest.mark.timeout(180)
+from tests.tries import beside, until_async
 
 KEEPALIVE = 1.0
 IDLE = 3.0
@@ -105,6 +105,33 @@ class TestIdleCuts:
         with other.lock("x", ttl=LONG, timeout=PATIENCE):
             assert left > 0
             assert lease.lost
+
+
+def test_lease_that_was_extended_beyond_the_keepalive_sends_it(place: ModeServer, connect: Connect) -> None:
+    """Its ttl had been short enough to do without."""
+    client = connect(f"{place.url}&keepalive=4")
+    with client.lock("x", ttl=4, renew=False, timeout=PATIENCE) as lease:
+        lease.extend(LONG)
+        session = lease._record.grant.state.session
+        sent_at = session.sent_at
+        wait_until(lambda: None if session.sent_at > sent_at else "no sign of life", timeout=20)
+
+
+def test_keepalives_go_on_when_all_tasks_are_cancelled(place: ModeServer) -> None:
+    """By an application that goes on."""
+
+    async def cancel() -> None:
+        async with (
+            lockkit.aio.connect(f"{place.url}&keepalive={KEEPALIVE:g}") as client,
+            client.lock("x", ttl=LONG, renew=False, timeout=PATIENCE) as lease,
+        ):
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            session = lease._record.grant.state.session
+            sent_at = session.sent_at
+            await until_async(lambda: session.sent_at > sent_at)
+
+    asyncio.run(cancel())
 
 
 def test_socket_is_kept_alive(place: ModeServer, connect: Connect) -> None:

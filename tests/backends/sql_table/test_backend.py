@@ -14,7 +14,7 @@ from sqlalchemy import NullPool
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Grant, Renewed, apart
+from lockkit.backend import Busy, Grant, Renewed, Request, apart
 from lockkit.backends.sql_table import backend as sql_table
 from lockkit.runtime import drive
 from lockkit.sync import Client
@@ -22,8 +22,6 @@ from lockkit_tools.servers import wait_until
 from tests.backends.sql_table.support import DRIVERS, Look, counted, now_us, waits, with_driver
 from tests.backends.support import Connect
 from tests.tries import beside, busy
-
-pytestmark = pytest.mark.timeout(120)
 
 PATIENCE = 60.0
 HOUR_US = 3_600_000_000
@@ -274,7 +272,9 @@ class TestRow:
         second = other.lock("x").acquire(timeout=PATIENCE)
         assert second.token == lease.token + 1
         assert busy(client.lock("x"))
-        second.release()
+        taken = client.take(second.ticket())
+        assert taken.token == second.token + 1
+        taken.release()
 
 
 class TestCost:
@@ -298,6 +298,17 @@ class TestCost:
             assert busy(other.lock("x"))
             assert len(statements) == (4 if url.startswith("postgresql") else 5)
         lease.release()
+
+    def test_waiter_asks_one_thing_each_time(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Once it has found the lock held."""
+        backend: Any = connect(url)._engine.client.ready()
+        request = Request("x", "a" * 32, 600.0, "{}", queue=True, runtime=backend._runtime)
+        with connect(url).lock("x", ttl=600, timeout=PATIENCE):
+            assert isinstance(drive(backend.try_acquire(request)), Busy)
+            with counted(monkeypatch) as statements:
+                assert isinstance(drive(backend.try_acquire(request)), Busy)
+            assert len(statements) == 1
+            drive(backend.abandon(request))
 
     def test_thousand_leases_are_renewed_by_one_statement(
         self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch

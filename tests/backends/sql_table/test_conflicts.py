@@ -26,8 +26,6 @@ from tests.backends.sql_session.support import ModeServer
 from tests.backends.sql_table.support import DRIVERS, Look, with_driver
 from tests.tries import beside
 
-pytestmark = pytest.mark.timeout(180)
-
 LONG = 600.0
 PATIENCE = 60.0
 STEPS = [("table", "acquire"), ("table", "extend"), ("table", "release"), ("row", "acquire"), ("advisory", "acquire")]

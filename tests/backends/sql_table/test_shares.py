@@ -20,8 +20,6 @@ from tests.backends.sql_table.support import Look, counted, now_us, waits
 from tests.backends.support import Connect
 from tests.tries import beside, busy, tried
 
-pytestmark = pytest.mark.timeout(180)
-
 PATIENCE = 60.0
 LONG = 600.0
 
@@ -138,6 +136,27 @@ class TestLeases:
         for lease in [*leases, alone]:
             lease.release()
 
+    def test_renewal_writes_again_only_what_others_have_changed(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or many busy rows in one batch would hold it up."""
+        client, other = connect(url), connect(url)
+        backend, written = backend_of(client), list[list[str]]()
+        leases = [client.rwlock(name, ttl=LONG).read().acquire(PATIENCE) for name in "xyz"]
+        write = backend._write
+
+        async def write_second(rows: Any, **how: Any) -> bool:  # noqa: ANN401 - as `_write`
+            written.append([row.key for row in rows])
+            if len(written) == 1:
+                read(other).release()
+            return await write(rows, **how)
+
+        monkeypatch.setattr(backend, "_write", write_second)
+        assert drive(backend.renew([lease._record.grant for lease in leases])) == [Renewed()] * 3
+        assert written == [["x", "y", "z"], ["x"]]
+        for lease in leases:
+            lease.release()
+
     def test_renewal_moves_its_own_end_only(self, url: str, connect: Connect) -> None:
         """And the row's."""
         client, look = connect(url), Look(url)
@@ -178,34 +197,28 @@ class TestLeases:
         assert not client.break_lock("x")
         assert not lease.confirm()
 
-    def test_downgrade_whose_answer_was_lost(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The lease goes on, renewed and released whichever it is; called again, it says what it is."""
+    def test_downgrade_that_did_not_arrive(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The lease goes on and is renewed; called again, it is what the call says."""
         client = connect(url)
-        backend = backend_of(client)
-        change = backend._change_one
-
-        async def lose_answer(*given: Any, **how: Any) -> None:
-            await change(*given, **how)
-            raise BackendUnavailable
+        lease = client.lock("x", ttl=LONG).acquire(PATIENCE)
 
         async def lose_request(*_: Any, **__: Any) -> None:
             raise BackendUnavailable
 
-        for lose, mode in ((lose_answer, "shared"), (lose_request, "exclusive")):
-            lease = client.lock("x", ttl=LONG).acquire(PATIENCE)
-            with monkeypatch.context() as patch:
-                patch.setattr(backend, "_change_one", lose)
-                with pytest.raises(lockkit.BackendUnavailable):
-                    lease.downgrade()
-            assert [holder.mode for holder in client.holders("x")] == [mode]
-            assert lease.confirm()
-            lease.extend()
-            lease.update({"still": "here"})
-            assert client.holders("x")[0].metadata["still"] == "here"
-            lease.downgrade()
-            assert [holder.mode for holder in client.holders("x")] == ["shared"]
-            lease.release()
-            assert client.holders("x") == []
+        with monkeypatch.context() as patch:
+            patch.setattr(backend_of(client), "_change_one", lose_request)
+            with pytest.raises(lockkit.BackendUnavailable):
+                lease.downgrade()
+
+        assert lease.confirm()
+        lease.extend()
+        lease.update({"still": "here"})
+        (holder,) = client.holders("x")
+        assert (holder.mode, holder.metadata["still"]) == ("exclusive", "here")
+        lease.downgrade()
+        assert [holder.mode for holder in client.holders("x")] == ["shared"]
+        lease.release()
+        assert client.holders("x") == []
 
     @pytest.mark.parametrize("mode", ["shared", "permit"])
     def test_lost_answer_is_undone_or_repeated(self, url: str, connect: Connect, mode: Any) -> None:  # noqa: ANN401 - a mode
@@ -287,3 +300,15 @@ def test_waiting_readers_of_one_client_are_all_woken(postgresql_url: str, connec
     written.release()
     for call in reading:
         call.result(PATIENCE).release()
+
+
+def test_waiter_for_a_permit_is_woken(postgresql_url: str, connect: Connect) -> None:
+    """By the release of one of several; else it would wait for the ttl of all of them."""
+    holder, other = connect(postgresql_url), connect(postgresql_url)
+    permits = [holder.semaphore("x", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+    waiting = beside(other.semaphore("x", limit=2, ttl=LONG).acquire, PATIENCE)
+    wait_until(lambda: None if other._engine.acquisitions.waiting else "nobody waits")
+    wait_until(lambda: None if Look(postgresql_url).run("SELECT 1 FROM lockkit_locks WHERE wanted") else "not wanted")
+    permits.pop().release()
+    waiting.result(PATIENCE / 2).release()
+    permits.pop().release()

@@ -7,7 +7,7 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kazoo.security import ACL, Id, Permissions, make_digest_acl
 import lockkit
 import lockkit.aio
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.connection import Connection
 from lockkit.backends.zookeeper.errors import connection_failed
 from lockkit.backends.zookeeper.nodes import LockNode
 from lockkit.backends.zookeeper.options import adopted_arguments
@@ -35,7 +36,7 @@ from tests.backends.zookeeper.support import (
     kazoo_client,
     sessions_of,
 )
-from tests.tries import beside, busy, until
+from tests.tries import beside, busy, until, until_async
 
 LONG = 60.0
 
@@ -226,6 +227,19 @@ class TestSessionTimeout:
         assert 10 < lease.remaining() < 20
         lease.release()
 
+    def test_node_is_removed_though_all_tasks_were_cancelled(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """By an application that goes on: its session lives as long as the process."""
+
+        async def cancel() -> None:
+            async with lockkit.aio.connect(server.url) as client:
+                lease = await client.lock("cancelled", ttl=2, renew=False).acquire(PATIENCE)
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await until_async(lambda: not tree.nodes("/lockkit/cancelled"))
+                assert lease.lost
+
+        asyncio.run(cancel())
+
 
 class TestAdopted:
     """``from_client``."""
@@ -273,6 +287,19 @@ class TestAdopted:
             "check_hostname": True,
             "sasl_options": login,
         }.items() <= passed.items()
+
+
+def guarded_server(directory: Path) -> ZooKeeperServer:
+    """A server that knows Ada by SASL, to be entered."""
+    require("zookeeper", local=True)
+    login = directory / "jaas.conf"
+    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+    login.write_text(f'Server {{ {module} required user_ada="s3cret"; }};\n')
+    properties = {
+        "java.security.auth.login.config": str(login),
+        "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    }
+    return ZooKeeperServer(properties=properties)
 
 
 class TestAccess:
@@ -328,15 +355,7 @@ class TestAccess:
 
     def test_login_by_sasl(self, tmp_path: Path, connect: Connect) -> None:
         """DIGEST-MD5; a wrong password is a ConfigurationError, at once, and without the password."""
-        require("zookeeper", local=True)
-        login = tmp_path / "jaas.conf"
-        module = "org.apache.zookeeper.server.auth.DigestLoginModule"
-        login.write_text(f'Server {{ {module} required user_ada="s3cret"; }};\n')
-        properties = {
-            "java.security.auth.login.config": str(login),
-            "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
-        }
-        with ZooKeeperServer(properties=properties) as guarded:
+        with guarded_server(tmp_path) as guarded:
             client = connect(f"zookeeper://ada:s3cret@{guarded.address}?auth=sasl&acl=creator")
             with client.lock("x", ttl=20) as lease:
                 assert lease.confirm()
@@ -344,6 +363,30 @@ class TestAccess:
             with pytest.raises(lockkit.ConfigurationError, match="login") as raised:
                 wrong.lock("x", ttl=20).acquire(timeout=10)
             assert "wr0ng" not in str(raised.value)
+            client.close()
+
+    def test_member_that_fails_during_a_login_by_sasl_is_tried_again(
+        self, tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It hangs, or closes the connection before it was shown anything: that does not make the password wrong."""
+        with guarded_server(tmp_path) as guarded, FaultProxy(guarded.host, guarded.port) as proxy:
+            faults: list[Callable[[], object]] = [proxy.blackhole, proxy.cut]
+            log_in = Connection._log_in_by_sasl
+
+            def log_in_or_fail(*arguments: Any) -> None:
+                fault = faults.pop() if faults else proxy.heal
+                fault()
+                try:
+                    log_in(*arguments)
+                finally:
+                    proxy.heal()
+
+            monkeypatch.setattr(Connection, "_log_in_by_sasl", log_in_or_fail)
+
+            client = connect(f"zookeeper://ada:s3cret@{proxy.address}?auth=sasl")
+            client.lock("x", ttl=20).acquire(PATIENCE).release()
+
+            assert not faults
             client.close()
 
     def test_certificates(self) -> None:

@@ -22,8 +22,6 @@ from tests.backends.zookeeper.support import (
 )
 from tests.tries import beside, until_renewed
 
-pytestmark = pytest.mark.timeout(240)
-
 LONG = 60.0
 LONGEST = 120.0
 

@@ -36,8 +36,6 @@ from tests.backends.zookeeper.support import (
 )
 from tests.tries import beside
 
-pytestmark = pytest.mark.timeout(240)
-
 TTL = 3.0
 LONG = 60.0
 

@@ -105,6 +105,32 @@ def test_connection_goes_back_to_the_pool_unwatched(server: RedisServer, data: r
     assert caught.tb is not None
 
 
+@pytest.mark.parametrize("name", ["sync", "asyncio"])
+def test_server_that_hangs_hides_no_error_and_keeps_no_connection(server: RedisServer, name: str) -> None:
+    """It does not answer UNWATCH; what the function raised matters, and the pool has one connection."""
+    with FaultProxy(server.host, server.port) as proxy:
+        options = {"retry": _retry(name, 0), "socket_timeout": 0.5, "max_connections": 1}
+        face = Face(name, proxy.port, options)
+
+        def hang(_: object) -> None:
+            proxy.blackhole()
+            raise ZeroDivisionError
+
+        def fail_and_ask(client: redis.Redis) -> None:
+            with pytest.raises(ZeroDivisionError):
+                with_retry(client, "x", hang)
+            proxy.heal()
+            client.ping()
+
+        async def fail_and_ask_async(client: redis.asyncio.Redis) -> None:
+            with pytest.raises(ZeroDivisionError):
+                await with_retry_async(client, "x", hang)
+            proxy.heal()
+            await client.ping()
+
+        face.client(fail_and_ask, fail_and_ask_async)
+
+
 @pytest.mark.parametrize("retries", [0, 3])
 @pytest.mark.parametrize("name", ["sync", "asyncio"])
 def test_lost_answer_is_not_tried_again(server: RedisServer, data: redis.Redis, name: str, retries: int) -> None:

@@ -309,6 +309,21 @@ def test_stale_writer_that_came_first_is_waited_for_and_a_later_one_refused(base
             change(older, 5)
 
 
+def test_transaction_that_another_one_prevents_is_told_to_start_again(base: Base) -> None:
+    """As by `lock_in`: what ended it is not the application's statement."""
+    limit = {
+        "postgresql": "SET LOCAL lock_timeout = '50ms'",
+        "mariadb": "SET SESSION innodb_lock_wait_timeout = 0",
+        "sqlite": "PRAGMA busy_timeout = 50",
+    }
+    with base.engine() as engine, engine.connect() as first, engine.connect() as second:
+        SqlGuard(first).execute(book("12A", "first"), token=1)
+        second.execute(sa.text(limit[base.kind]))
+
+        with pytest.raises(lockkit.LockTimeout, match="roll back and run the transaction again"):
+            SqlGuard(second).execute(book("12A", "second"), token=2)
+
+
 def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa: ANN401 - a fixture
     """It comes as SQLAlchemy's."""
     statement = sa.update(Seat).where(Seat.name == "12A").values(name="12B")

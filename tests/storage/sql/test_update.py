@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc, orm
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 import lockkit
 from lockkit.optimistic import transact, transact_async, update_row, update_row_async, versioned
-from lockkit.sql import lock_in
+from lockkit.sql import create_tables, lock_in
 from tests.storage.sql.support import PATIENCE, Base
 from tests.tries import beside
 
@@ -232,15 +233,34 @@ def test_connection_lost_before_the_commit_is_tried_again(bases: dict[str, Base]
 def test_database_that_cannot_be_reached_is_unavailable() -> None:
     """The function is not asked, on either face."""
 
-    def unasked(_: object) -> None:
+    def unasked(_: object) -> Any:  # noqa: ANN401 - nothing
         pytest.fail("asked")
 
     gone = Base("postgresql", "postgres:s3cret@127.0.0.1:1/postgres")
-    with gone.engine() as engine, pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1:1/") as caught:
-        update_row(engine, Product, "x", unasked)
-    assert "s3cret" not in f"{caught.value}{caught.value.backend}"
-    with pytest.raises(lockkit.BackendUnavailable):
-        gone.aio(lambda engine: update_row_async(engine, Product, "x", unasked))
+    with gone.engine() as engine:
+        calls: list[Callable[[], object]] = [
+            lambda: update_row(engine, Product, "x", unasked),
+            lambda: create_tables(engine),
+        ]
+        for call in calls:
+            with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1:1/") as caught:
+                call()
+            assert "s3cret" not in f"{caught.value}{caught.value.backend}"
+
+    async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+        async with AsyncSession(engine) as session:
+            for call in (
+                lambda: update_row_async(engine, Product, "x", unasked),
+                lambda: update_row_async(async_sessionmaker(engine), Product, "x", unasked),
+                lambda: transact_async(engine, unasked),
+                lambda: create_tables(engine),
+                lambda: lock_in(session, "x"),
+            ):
+                with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1:1/"):
+                    await call()
+
+    gone.aio(main)
+    gone.aio(main, driver="postgresql+asyncpg")  # whose errors SQLAlchemy does not wrap then
 
 
 def test_condition_alone(base: Base) -> None:

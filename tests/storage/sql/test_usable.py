@@ -18,8 +18,6 @@ from lockkit.sql import lock_in
 from tests.storage.sql.support import Base, Bases
 from tests.tries import busy_async
 
-pytestmark = pytest.mark.timeout(180)
-
 ACCOUNTS = sa.Table(
     "accounts",
     sa.MetaData(),

@@ -57,7 +57,7 @@ def title(group: str) -> str:
     """Name a place for a person: ``postgresql, mode=row``."""
     if ":" not in group:
         return group
-    url = parse(group)
+    url = parse(group.partition(" ")[0])  # object stores show their endpoint after it
     mode = [f"mode={value}" for name, value in url.query if name == "mode"]
     nodes = [f"{len(url.hosts)} nodes"] if len(url.hosts) > 1 else []
     return ", ".join([url.scheme, *mode, *nodes])

@@ -55,6 +55,7 @@ class ObjectStoreServer(Server):
             "s3.iam": "false",
             "s3.port.iceberg": "0",
             "s3.port.lance": "0",
+            "master.electionTimeout": "1s",  # the only one elects itself, after a restart in 3 s, by default in 20
             "master.volumeSizeLimitMB": "64",
             "master.telemetry": "false",
             "volume.max": "8",

@@ -47,10 +47,12 @@ class RespConnection:
     ) -> None:
         self._parser = resp.Parser()
         self._answers: list[Answer] = []
+        context = None if ca is None else ssl.create_default_context(cafile=str(ca))
         self._socket = plain = _connect(address, timeout)
-        if ca is not None:
+        if context is not None:
+            context.check_hostname = False  # a test may need a server whose certificate is for another host
             try:
-                self._socket = _wrap(plain, ca)
+                self._socket = context.wrap_socket(plain, server_hostname="127.0.0.1")
             except BaseException:
                 plain.close()
                 raise
@@ -148,9 +150,3 @@ def _connect(address: tuple[str, int] | Path, timeout: Seconds) -> socket.socket
         connection.close()
         raise
     return connection
-
-
-def _wrap(plain: socket.socket, ca: Path) -> ssl.SSLSocket:
-    context = ssl.create_default_context(cafile=str(ca))
-    context.check_hostname = False  # a test may need a server whose certificate is for another host
-    return context.wrap_socket(plain, server_hostname="127.0.0.1")

@@ -152,7 +152,7 @@ class DynamoBackend(LockBackend):
             remaining = self._remaining(name, item)
             if remaining > 0:
                 return Busy(retry_after=remaining, owner=item.owner, metadata=item.metadata)
-        request.state = item.version  # for `abandon`: what the write expects
+        request.state = item.version  # for `abandon`, also of a grant that comes too late: what the write expects
         granted = await self._write(
             name,
             _TAKE,
@@ -164,8 +164,8 @@ class DynamoBackend(LockBackend):
             ttl=request.ttl,
             metadata=request.metadata,
         )
-        request.state = None
         if not granted:
+            request.state = None
             return Busy(retry_after=0.0)  # another client was faster
         self._observations.forget(name)
         return Grant(name, request.owner, token=item.version + 1, ttl=request.ttl)

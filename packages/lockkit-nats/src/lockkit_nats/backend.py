@@ -28,12 +28,13 @@ from lockkit.backend import (
 )
 from lockkit.drivers import DriverLoop
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit_nats.connection import Connection
+from lockkit_nats.connection import CONNECT_SECONDS, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from datetime import datetime
 
+    from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
@@ -50,6 +51,10 @@ keys; shorter could let a write in that was under way for as long, and expects a
 WATCHER_SECONDS = 5.0
 """How long the server keeps the consumer of a waiter that has gone, seconds. Longer leaves more of them behind; shorter
 ends the watch of a client that only reconnects."""
+
+SILENT_SECONDS = 2.0
+"""How long nothing may come from the server before calls that are not answered give up the connection, seconds. More
+leaves them on one that is dead; less gives up servers that are only slow."""
 
 DRIVER_ERRORS = (OSError, TimeoutError, nats.errors.Error)
 
@@ -95,13 +100,11 @@ class Attempt:
 
     Attributes:
         expected: Revision that its latest write expects; None if no write is on its way.
-        watch: Where the server sends what is written to the key, while the request waits.
-        over: The request waits no more.
+        watch: While the request waits, the subscription to what is written to the key, once it is made; else None.
     """
 
     expected: int | None = None
-    watch: Subscription | None = None
-    over: bool = False
+    watch: list[Subscription] | None = None
 
 
 @dataclass(slots=True)
@@ -147,8 +150,9 @@ class NatsBackend(LockBackend):
         self._runtime = host.runtime
         self._loop = DriverLoop(host.runtime)
         self._connection = Connection(
-            url.hosts, self._bucket, self._url, ended=self._disconnected, denied=self._end_calls
+            url.hosts, self._bucket, self._url, ended=self._disconnected, end_calls=self._end_calls
         )
+        self._silence: tuple[float, object] = (0.0, None)  # since when nothing has come, and what came last
         self._waiting: set[Request] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: dict[asyncio.Timeout, Exception | None] = {}
@@ -174,6 +178,7 @@ class NatsBackend(LockBackend):
 
     async def _bounded(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         reason: Exception | None = None
+        began, received = asyncio.get_running_loop().time(), self._connection.received
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._calls[limit] = None
@@ -182,13 +187,36 @@ class NatsBackend(LockBackend):
                 finally:
                     reason = self._calls.pop(limit)
         except DRIVER_ERRORS as error:
+            if isinstance(error, TimeoutError) and reason is None and self._connection.received == received:
+                if self._silence[1] != received:
+                    self._silence = began, received
+                if asyncio.get_running_loop().time() >= self._silence[0] + SILENT_SECONDS:
+                    # The server was cut off, which nats-py would notice after minutes, or its tasks were cancelled.
+                    self._drop_connection()
             raise self._connection.translated(reason or error) from error
 
-    def _end_calls(self, reason: Exception | None = None) -> None:
+    def _drop_connection(self) -> None:
+        client = self._connection.drop()
+        if client is not None:
+            self._start(self._close_dropped(client))
+
+    @staticmethod
+    async def _close_dropped(client: Client) -> None:
+        with suppress(*DRIVER_ERRORS):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await client.close()
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end_calls(self, reason: Exception) -> None:
         """End all calls: nats-py lets them wait for answers that do not come."""
         for limit in self._calls:
             self._calls[limit] = reason
-            limit.reschedule(asyncio.get_running_loop().time())
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def _read(self, name: str) -> Record | None:
         """Read the record of a lock; None if its key was never written, or long ago."""
@@ -285,14 +313,13 @@ class NatsBackend(LockBackend):
         await super().wait(request, busy, until)
 
     async def _begin_watch(self, request: Request) -> None:
-        request.state = request.state or Attempt()
+        attempt: Attempt = request.state or Attempt()
+        request.state, attempt.watch = attempt, []
         self._waiting.add(request)
         # In a task of its own: nats-py may leave a subscription behind if it is cancelled.
-        task = asyncio.create_task(self._watch(request, request.state))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start(self._watch(request, attempt, attempt.watch))
 
-    async def _watch(self, request: Request, attempt: Attempt) -> None:
+    async def _watch(self, request: Request, attempt: Attempt, watch: list[Subscription]) -> None:
         """
         Have the server send what is written to the key.
 
@@ -307,7 +334,7 @@ class NatsBackend(LockBackend):
         try:
             client, jetstream = await self._connection.open()
             inbox = client.new_inbox()
-            attempt.watch = await client.subscribe(inbox, cb=written)
+            watch.append(await client.subscribe(inbox, cb=written))
             consumer = await jetstream.add_consumer(
                 f"KV_{self._bucket}",
                 deliver_subject=inbox,
@@ -321,22 +348,26 @@ class NatsBackend(LockBackend):
             if not consumer.num_pending:
                 request.wake.set()  # the key was deleted meanwhile, or the record is here already: then it is too early
         except DRIVER_ERRORS:
-            attempt.over = True  # the end of the holder's ttl ends the wait
-        if attempt.over:
-            await self._unwatch(request, attempt)
+            if attempt.watch is watch:  # the end of the holder's ttl ends the wait, and the next one watches anew
+                self._waiting.discard(request)
+                attempt.watch = None
+        if attempt.watch is not watch:
+            await self._unsubscribe(watch)
 
     async def _unwatch(self, request: Request, attempt: Attempt) -> None:
         """End the watch of a request. The server forgets it soon after."""
         self._waiting.discard(request)
-        attempt.over = True
         watch, attempt.watch = attempt.watch, None
-        if watch is not None:
+        await self._unsubscribe(watch or ())
+
+    @staticmethod
+    async def _unsubscribe(watch: Sequence[Subscription]) -> None:
+        for subscription in watch:
             with suppress(*DRIVER_ERRORS):
-                await watch.unsubscribe()
+                await subscription.unsubscribe()
 
     def _disconnected(self) -> None:
         """Wake the waiters, since their watches have ended; leases are confirmed at the next connection."""
-        self._end_calls()
         for request in self._waiting:
             request.state.watch = None
             request.wake.set()

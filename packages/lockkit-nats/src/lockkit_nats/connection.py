@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -47,18 +48,18 @@ class Connection:
         shown: str,
         *,
         ended: Callable[[], None],
-        denied: Callable[[Exception], None],
+        end_calls: Callable[[Exception], None],
     ) -> None:
         """
         Keep the addresses.
 
-        `ended` is called whenever a connection ends, `denied` when the user may not do what was asked.
+        `ended` is called whenever a connection ends, `end_calls` when calls wait for answers that do not come.
         """
         self._hosts = hosts
         self._bucket = bucket
         self._shown = shown
         self._ended = ended
-        self._denied = denied
+        self._end_calls = end_calls
         self._connecting = asyncio.Lock()
         self._client: Client | None = None
         self._max_age: float | None = None
@@ -67,9 +68,12 @@ class Connection:
     async def open(self) -> tuple[Client, JetStreamContext]:
         """Return a connection; make it, and the bucket, if need be."""
         async with self._connecting:
-            if self._client is None or not self._client.is_connected:
-                self.forget_bucket()
+            if self._client is not None and not self._client.is_connected:
+                # Its end has not been told yet, or never is: not when `Client.close` fails half way.
                 self._client = None
+                self._ended()
+            if self._client is None:
+                self.forget_bucket()
                 self._client = await self._connect()
             jetstream = self._client.jetstream()
             if self._max_age is None:
@@ -91,9 +95,11 @@ class Connection:
                         max_reconnect_attempts=1,
                         reconnect_time_wait=0,
                         error_cb=self._reported,
-                        closed_cb=self._closed,
+                        closed_cb=partial(self._closed, client),
                     )
             except BaseException as error:
+                # A call with little time gets no further than this one: let the next call begin with another.
+                self._hosts = (*self._hosts[1:], host)
                 await client.close()  # else its socket stays open
                 if not isinstance(error, OSError | nats.errors.Error):  # a TimeoutError is an OSError
                     raise
@@ -127,12 +133,24 @@ class Connection:
     async def _reported(self, error: Exception) -> None:
         """Keep nats-py from printing errors. The calls that they break report them, except one that is not answered."""
         if _DENIED in str(error).lower():
-            self._denied(error)
+            self._end_calls(error)
 
-    async def _closed(self) -> None:
-        if self._client is not None:  # it was up, and was not closed from here
-            self._client = None
+    async def _closed(self, client: Client) -> None:
+        if client is self._client:  # it was up, and was not closed from here
+            self.drop()
+
+    @property
+    def received(self) -> tuple[Client | None, int]:
+        """The connection, and how many messages it has brought."""
+        return self._client, 0 if self._client is None else self._client.stats["in_msgs"]
+
+    def drop(self) -> Client | None:
+        """Give up the connection, for the caller to close: the next call makes another one."""
+        client, self._client = self._client, None
+        if client is not None:
+            self._end_calls(nats.errors.ConnectionClosedError())
             self._ended()
+        return client
 
     def forget_bucket(self) -> None:
         """Look for the bucket again at the next call: somebody has deleted it."""

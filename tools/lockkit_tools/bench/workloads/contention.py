@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.parts import ParentPipe, now_ns, pause, run_contenders
+from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns, pause, run_contenders
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.witness import Section, Verdict, judge
@@ -49,15 +50,15 @@ class Contended(Workload):
         return self._measured(notes, start_ns, settings.seconds)
 
     async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
+        # Some connect here, and some with their first lock: that is not measured.
+        turns = [self.turns(adapter, part["name"], index, part["contenders"]) for index in part["indexes"]]
+        ((lock, _), *_) = self.turns(adapter, fresh_name(), part["indexes"][0], part["contenders"])
+        await enter(adapter, lock)
+        await leave(adapter, lock)
         start_ns = (await parent.ready())["start_ns"]
         until_ns = start_ns + int(part["seconds"] * 1e9)
-        alone = len(part["indexes"]) == 1
-
-        def contender(index: int) -> Callable[[], Coroutine[Any, Any, list[Note]]]:
-            turns = self.turns(adapter, part["name"], index, part["contenders"])
-            return lambda: _contend(adapter, turns, start_ns, until_ns, alone=alone)
-
-        return {"contenders": await run_contenders(adapter, [contender(index) for index in part["indexes"]])}
+        contend = partial(_contend, start_ns=start_ns, until_ns=until_ns, alone=len(turns) == 1)
+        return {"contenders": await run_contenders(adapter, [partial(contend, adapter, each) for each in turns])}
 
     def _measured(self, contenders: list[list[Note]], start_ns: int, seconds: float) -> Measured:
         verdict = self.judge(

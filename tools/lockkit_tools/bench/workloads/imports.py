@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import partial
@@ -67,7 +68,8 @@ class Imports(Workload):
                     python(statements)
                     times.append(now_ns() - began)
         without, with_it = spread(bare, "ms"), spread(full, "ms")
-        foreign = sorted({name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"lockkit"})
+        own = re.findall(r"import (\w+)", subject.target)
+        foreign = sorted({name.partition(".")[0] for name in loaded}.difference(sys.stdlib_module_names, own))
         return Measured(
             {
                 "over_min_ms": with_it["min_ms"] - without["min_ms"],

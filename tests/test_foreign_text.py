@@ -139,8 +139,9 @@ def test_log_lines_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> No
         logging.getLogger("lockkit").warning("the server said %s", ALL)
     say(ALL)
     lines = capsys.readouterr().err.split("\n")
-    assert len(lines) == 3
-    assert all(harmless(line) for line in lines)
+    assert all(map(harmless, lines))
+    # Of these two alone: what an earlier test has left may be logged meanwhile.
+    assert len([line for line in lines if "forged" in line]) == 2
 
 
 def test_unknown_answer_keeps_its_error() -> None:

@@ -35,9 +35,15 @@ kept: list[lockkit.Lease] = []
 """Leases that nothing in the process releases."""
 
 
+def say_held(name: str) -> None:
+    """Tell the test that the caller holds the lock."""
+    print(f"held {name}", flush=True)  # noqa: T201
+
+
 def keep(name: str) -> None:
     """Hold a lock until the process ends."""
     kept.append(lockkit.connect(URL).lock(name).acquire())
+    say_held(name)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -52,6 +58,7 @@ def script() -> None:
     """A plain one."""
     exit_on_sigterm()
     with lockkit.connect(URL).lock("script"):
+        say_held("script")
         time.sleep(3600)
 
 
@@ -60,6 +67,7 @@ def coroutine() -> None:
 
     async def main() -> None:
         async with lockkit.aio.connect(URL) as client, client.lock("coroutine"):
+            say_held("coroutine")
             await asyncio.sleep(3600)
 
     exit_on_sigterm()
@@ -73,8 +81,15 @@ def scheduler() -> None:
     stop = threading.Thread(target=blocking.shutdown, kwargs={"wait": False})
     signal.signal(signal.SIGTERM, lambda *_: stop.start())
     leader_only(blocking, lockkit.connect(URL), "scheduler")
-    blocking.add_job(print, "interval", ["it runs jobs"], {"flush": True}, seconds=0.2)
+    # The campaign begins while it starts, and only what runs can be shut down.
+    blocking.add_job(say_held, "interval", ["scheduler"], seconds=0.2)
     blocking.start()
+
+
+def locked() -> None:
+    """What a command of Django runs under its lock."""
+    say_held("django")
+    time.sleep(3600)
 
 
 def run_uvicorn() -> None:
@@ -94,6 +109,7 @@ async def _closing(_: object) -> AsyncIterator[None]:
     client = lockkit.connect(URL)  # it may be one of a module
     with client:
         kept.append(client.lock("closing").acquire())
+        say_held("closing")
         yield
 
 
@@ -105,6 +121,7 @@ async def _keeping(_: object) -> AsyncIterator[None]:
 
 async def _work(term: lockkit.aio.Term) -> None:
     del term
+    say_held("leading")
     await asyncio.sleep(3600)
 
 
@@ -129,8 +146,9 @@ celery.task(name="keep")(keep)
 
 
 @celery.task(base=LockedTask, name="work", lock="{name}")
-def work(name: str, seconds: float) -> None:  # noqa: ARG001
+def work(name: str, seconds: float) -> None:
     """Hold the lock while it runs."""
+    say_held(name)
     time.sleep(seconds)
 
 
@@ -138,8 +156,9 @@ broker = RedisBroker(url=URL)  # type: ignore[no-untyped-call] # Dramatiq's
 
 
 @locked_actor("{name}", url=URL, broker=broker)
-def act(name: str, seconds: float) -> None:  # noqa: ARG001
+def act(name: str, seconds: float) -> None:
     """Hold the lock while it runs."""
+    say_held(name)
     time.sleep(seconds)
 
 
@@ -150,8 +169,9 @@ def keep_in_actor(name: str) -> None:
 
 
 @locked_job("{name}", url=URL)
-def job(name: str, seconds: float) -> None:  # noqa: ARG001
+def job(name: str, seconds: float) -> None:
     """Hold the lock while it runs."""
+    say_held(name)
     time.sleep(seconds)
 
 

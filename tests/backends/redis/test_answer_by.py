@@ -156,7 +156,7 @@ from lockkit.backends.redis import node
 # So that the connection counts as one that was used just now, on a slow machine too.
 node.TRUSTED_SECONDS = 600.0
 client = lockkit.connect(sys.argv[1])
-lease = client.lock("x", ttl=600).acquire()
+lease = client.lock("never released", ttl=600).acquire()
 print("held", flush=True)
 sys.stdin.readline()
 try:

@@ -18,4 +18,6 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
         """Hold it."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with client().lock("django"):
+            self.stdout.write("held django")
+            self.stdout.flush()
             time.sleep(3600)

@@ -156,7 +156,7 @@ class TestUnknownOutcomes:
         server.etcdctl("put", f"--lease={session:x}", ghost, value)
 
         held.extend()
-        assert queue_of(server, "lockkit/unanswered/") == []
+        wait_until(lambda: "not deleted" if queue_of(server, "lockkit/unanswered/") else None)
         assert session_of(server, key) == session
         held.release()
 

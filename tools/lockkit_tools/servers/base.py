@@ -318,8 +318,10 @@ class Server(Service):
 
     def wait_ready(self) -> None:
         """Asks the launched server until it is ready."""
-        process = self._running_process()
-        deadline = time.monotonic() + START_TIMEOUT
+        process = self._process
+        if process is None:
+            raise ServerError(f"{self.kind} does not run; call start() first")
+        deadline = time.monotonic() + START_TIMEOUT  # it may have ended already, and that is a failed start
         while (missing := self._missing()) is not None:
             ended = process.wait(ASK_INTERVAL)
             if ended or time.monotonic() > deadline:

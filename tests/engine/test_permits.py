@@ -150,8 +150,9 @@ def test_caps_that_may_not_be_read_are_one_warning(
         client.semaphore("x", limit=2).acquire(PATIENCE).release()
         assert len(asked) == 2
 
-    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "lockkit limit" in warning.getMessage()
+    # Of this kind: a client of another test may write late.
+    (warning,) = [record for record in caplog.records if "lockkit limit" in record.getMessage()]
+    assert warning.levelname == "WARNING"
     assert "denies this user a right" in warning.getMessage()
 
 

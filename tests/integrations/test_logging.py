@@ -73,7 +73,11 @@ def test_name_cannot_begin_a_line_of_its_own(client: lockkit.Client, caplog: pyt
         pass
     lockkit.remove_observer(observer)
 
-    messages = [(record.getMessage(), record.__dict__["lock_name"]) for record in caplog.records]
+    messages = [
+        (record.getMessage(), record.__dict__["lock_name"])
+        for record in caplog.records
+        if record.name == "lockkit.events"
+    ]
     assert messages == [(f"lock {call}: {name!r}", name) for call in ("granted", "released")]
 
 

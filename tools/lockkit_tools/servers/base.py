@@ -318,9 +318,7 @@ class Server(Service):
 
     def wait_ready(self) -> None:
         """Asks the launched server until it is ready."""
-        process = self._process
-        if process is None:
-            raise ServerError(f"{self.kind} does not run; call start() first")
+        process = self._launched_process()
         deadline = time.monotonic() + START_TIMEOUT  # it may have ended already, and that is a failed start
         while (missing := self._missing()) is not None:
             ended = process.wait(ASK_INTERVAL)
@@ -409,10 +407,16 @@ class Server(Service):
         what = "did not answer in time" if status is None else f"ended with status {status}"
         return StartFailed(f"{self.kind} at {self.address} {what} ({missing}); its log:\n{self.log_tail()}")
 
-    def _running_process(self) -> Process:
-        if self._process is None or self._process.returncode is not None:
+    def _launched_process(self) -> Process:
+        if self._process is None:
             raise ServerError(f"{self.kind} does not run; call start() first")
         return self._process
+
+    def _running_process(self) -> Process:
+        process = self._launched_process()
+        if process.returncode is not None:
+            raise ServerError(f"{self.kind} ended with status {process.returncode}; call start() first")
+        return process
 
     def _own(self, path: Path) -> None:
         if (user := self.user()) is not None:

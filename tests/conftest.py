@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from lockkit_tools.servers._template import VARIABLE as TEMPLATES
 from lockkit_tools.servers.temporary import TemporaryDirectory
 from tests.comparison.conformance import record
+from tests.engine.scripted import close_clients
 from tests.storage.sql.support import Bases
 
 # A busy machine is no failure: the time of one example says nothing about the code, nor does that of making it.
@@ -214,6 +215,7 @@ def _no_assertion_fails_unseen() -> Iterator[None]:
     log, handler = logging.getLogger("lockkit"), FailedAssertions()
     log.addHandler(handler)
     yield
+    close_clients()
     log.removeHandler(handler)
     assert not handler.found, "\n".join(handler.found)
 

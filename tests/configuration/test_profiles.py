@@ -398,11 +398,11 @@ def test_misspelled_variable_is_warned_of_where_it_would_have_decided(
     with monkeypatch.context() as patch:
         patch.setenv("LOCKKIT_URL", "memory:")
         profiles.resolve(None, None, {})
-    assert "LOCKKIT_" not in caplog.text
+    assert caplog.messages == []
 
     assert profiles.resolve(None, None, {}).url.text == "file:"
 
-    (said,) = [message for message in caplog.messages if "LOCKKIT_" in message]
+    (said,) = caplog.messages
     assert said.startswith(f"LOCKKIT_{name} is set, which lockkit does not read: did you mean LOCKKIT_{meant}?")
     assert "hunter2" not in said
 
@@ -421,7 +421,7 @@ def test_other_variables_are_nobodys_business(
 
     profiles.resolve(None, None, {})
 
-    assert "LOCKKIT_" not in caplog.text
+    assert caplog.messages == []
 
 
 # -- the default directory -----------------------------------------------------------------------------------------

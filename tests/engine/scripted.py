@@ -18,6 +18,7 @@ from lockkit.testing.timing import PATIENCE
 
 RUNTIMES: dict[Face, type[Runtime]] = {"blocking": BlockingRuntime, "asyncio": AsyncioRuntime}
 _spaces = itertools.count()
+_made: list[sync.Client] = []
 
 
 class MovableClock(BlockingRuntime):
@@ -147,4 +148,12 @@ def scripted(runtime: Runtime | None = None, space: str | None = None, **options
     runtime = BlockingRuntime() if runtime is None else runtime
     if isinstance(runtime, AsyncioRuntime):
         return aio.Client(Engine(open_backend, runtime, aio.Lease)), made[0]
-    return sync.Client(Engine(open_backend, runtime, sync.Lease)), made[0]
+    client = sync.Client(Engine(open_backend, runtime, sync.Lease))
+    _made.append(client)
+    return client, made[0]
+
+
+def close_clients() -> None:
+    """Close the clients of a test, whose threads would write to the log of a later one; one of asyncio has none."""
+    while _made:
+        _made.pop().close()

@@ -126,11 +126,11 @@ def test_locks_that_other_machines_do_not_see_are_warned_of(
         monkeypatch.setenv("LOCKKIT_URL", configured)
 
     with TestClient(FastAPI(lifespan=lifespan(configured or "file:"))):
-        assert "locks out" not in caplog.text
+        assert not caplog.records
     with TestClient(FastAPI(lifespan=lifespan(), debug=True)):
-        assert "locks out" not in caplog.text
+        assert not caplog.records
     with TestClient(Starlette(lifespan=lifespan())):
-        assert [record.levelname for record in caplog.records if "locks out" in record.getMessage()] == ["WARNING"]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     assert f"which locks out {whom} only: if workers run elsewhere too, set the URL" in caplog.text
 

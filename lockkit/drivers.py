@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import Event, Runtime
@@ -180,10 +180,14 @@ class DriverLoop:
         if self._loop is None:
             loop = self._loop = asyncio.new_event_loop()
             self._calls = set()
+            # An application may connect for each call and close none of its clients.
+            self._dropped = finalize(self, loop.call_soon_threadsafe, loop.stop)
+            self._dropped.atexit = False  # a daemon thread
             try:
                 threading.Thread(target=_serve, args=(loop, self._calls), name="lockkit-driver", daemon=True).start()
             except RuntimeError:  # too many threads: the next call must not wait for a loop that nobody runs
                 self._loop = None
+                self._dropped.detach()
                 loop.close()
                 raise
         return self._loop
@@ -193,7 +197,7 @@ class DriverLoop:
         with self._mutex:
             loop, self._loop = self._loop, None
         if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            self._dropped()
         for _ in range(_TOUCHES_MAX):
             if self._touch is None or not self._left:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
@@ -186,6 +187,21 @@ def test_stopped_loop_ends_its_thread_and_starts_anew() -> None:
     assert not first.is_alive()
     assert drive(loop.run(thread())) is not first
     loop.stop()
+
+
+def test_loop_that_is_dropped_ends_its_thread() -> None:
+    """An application that connects for each call and closes no client gathers no threads."""
+    loop = DriverLoop(BlockingRuntime())
+
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    its_thread = drive(loop.run(thread()))
+    del loop
+    gc.collect()
+    its_thread.join(PATIENCE)
+
+    assert not its_thread.is_alive()
 
 
 def test_loop_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,8 +114,7 @@ def __getattr__(name: str) -> object:
 
         return version("lockkit")
     if name not in _LAZY:
-        message = f"module 'lockkit' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'lockkit' has no attribute {name!r}")
     import importlib  # noqa: PLC0415 - see above
 
     module = importlib.import_module(_LAZY[name])

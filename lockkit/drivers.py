@@ -79,8 +79,7 @@ async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: Second
             raise BackendUnavailable(message) from error
         work()  # Python 3.12 and later start none while the interpreter exits
     if not await ended.wait(seconds):
-        message = f"no answer within {seconds:.3g} s"
-        raise TimeoutError(message)
+        raise TimeoutError(f"no answer within {seconds:.3g} s")
     result: T = outcome.result()
     return result
 

@@ -170,8 +170,7 @@ class TokenGuard:
 def __getattr__(name: str) -> object:
     """Load the guard of a store, with its driver, on its first use (PEP 562)."""
     if name not in _MODULES:
-        message = f"module 'lockkit.fencing' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'lockkit.fencing' has no attribute {name!r}")
     value: object = getattr(load(_MODULES[name], f"lockkit.fencing.{name}"), name)
     globals()[name] = value
     return value

@@ -186,8 +186,7 @@ class BaseLease:
         Raises:
             TypeError: Always.
         """
-        message = "a lockkit Lease cannot be pickled or copied: pass lease.token to the other process instead"
-        raise TypeError(message)
+        raise TypeError("a lockkit Lease cannot be pickled or copied: pass lease.token to the other process instead")
 
     def __del__(self) -> None:
         """Stop renewing a lease that was dropped without release; the lock goes at its ttl. No I/O."""

@@ -615,8 +615,7 @@ class AsyncioRuntime(_OperatingSystem):
         running = self._asyncio.get_running_loop()
         if running is not self.loop:
             if self.loop is not None:
-                message = "it belongs to the event loop in which it was first used"
-                raise RuntimeError(message)
+                raise RuntimeError("it belongs to the event loop in which it was first used")
             self.bound_loop()
 
     def loop_is_closed(self) -> bool:
@@ -692,8 +691,7 @@ class AsyncioRuntime(_OperatingSystem):
         # (bpo-37658), and the caller would go on acquiring although it was cancelled.
         await self._asyncio.wait([task], timeout=seconds)
         if not task.done():
-            message = f"not settled within {seconds:g} s"
-            raise TimeoutError(message)
+            raise TimeoutError(f"not settled within {seconds:g} s")
         return task.result()
 
     async def readable(self, fd: int, timeout: Seconds | None) -> bool:

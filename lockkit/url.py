@@ -219,8 +219,7 @@ def _split_scheme(text: object) -> tuple[str, str, str]:
         )
         raise ConfigurationError(message)
     if text[0] in "\"'":  # docker run --env-file and others keep them
-        message = "the backend URL begins with a quotation mark: remove the quotation marks around it"
-        raise ConfigurationError(message)
+        raise ConfigurationError("the backend URL begins with a quotation mark: remove the quotation marks around it")
     scheme, colon, rest = text.partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):
         raise _no_scheme()

@@ -141,8 +141,7 @@ def lifetime(value: object, what: str) -> float:
     """Check how long something is kept: above 0, and not longer than a ttl may be."""
     checked = seconds(value, what, exclusive=True)
     if checked > TTL_MAX:
-        message = f"{what} must be at most {TTL_MAX:g} seconds, not {checked:g}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{what} must be at most {TTL_MAX:g} seconds, not {checked:g}")
     return checked
 
 
@@ -150,8 +149,7 @@ def flag(value: object, option: str) -> bool:
     """Check a switch: ``renew="no"`` would count as true."""
     if value is True or value is False:
         return value
-    message = f"{option} must be True or False, not {shown(value)}"
-    raise ConfigurationError(message)
+    raise ConfigurationError(f"{option} must be True or False, not {shown(value)}")
 
 
 def label(value: object) -> str:
@@ -180,8 +178,7 @@ def name_prefix(value: object) -> str:
 
 def _unusual_name(value: object, what: str) -> str:
     if not isinstance(value, str):
-        message = f"{what} must be a str, such as 'seat:12A', not {_kind(value)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{what} must be a str, such as 'seat:12A', not {_kind(value)}")
     # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
     text = str.__str__(value)
     try:
@@ -226,15 +223,12 @@ def seconds(value: object, what: str, *, exclusive: bool = False, hint: str = ""
     """
     number = _number(value)
     if number is None:
-        message = f"{what} must be seconds (int, float or timedelta), not {_kind(value)}{hint}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{what} must be seconds (int, float or timedelta), not {_kind(value)}{hint}")
     if not math.isfinite(number):
-        message = f"{what} must be a finite number of seconds, not {shown(value)}{hint}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{what} must be a finite number of seconds, not {shown(value)}{hint}")
     if number < 0 or (exclusive and number == 0):
         least = "more than 0" if exclusive else "0 or more"
-        message = f"{what} must be {least} seconds, not {shown(value)}{hint}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{what} must be {least} seconds, not {shown(value)}{hint}")
     return number
 
 
@@ -282,8 +276,7 @@ def decode_json(text: str | bytes | bytearray, chars_max: int = JSON_CHARS_MAX) 
         ValueError: It is no such JSON, or longer than `chars_max`. Nothing else is raised.
     """
     if len(text) > chars_max:
-        message = f"it has {len(text)} characters, more than {chars_max}"
-        raise ValueError(message)
+        raise ValueError(f"it has {len(text)} characters, more than {chars_max}")
     if isinstance(text, bytes | bytearray):
         text = text.decode("utf-8", "replace")
     check_depth(text)
@@ -304,8 +297,7 @@ def encode_json(value: object) -> str:
         size = len(text.encode())
         check_depth(f"[{text}]")  # what it is stored in is one deeper
     except (TypeError, ValueError, RuntimeError) as error:  # the last: too deep, or changed by another thread meanwhile
-        message = f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}") from error
     if size > VALUE_BYTES_MAX:
         message = f"its JSON text has {size} bytes, and at most {VALUE_BYTES_MAX} can be stored: store a reference"
         raise ValueError(message)
@@ -320,8 +312,7 @@ def check_depth(text: str) -> None:
     for bracket in _BRACKETS.findall(_STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1
         if depth > JSON_DEPTH_MAX:
-            message = f"it is nested more than {JSON_DEPTH_MAX} deep"
-            raise ValueError(message)
+            raise ValueError(f"it is nested more than {JSON_DEPTH_MAX} deep")
 
 
 def _finite(digits: str) -> float:
@@ -330,8 +321,7 @@ def _finite(digits: str) -> float:
 
 
 def _refuse_number(digits: str) -> NoReturn:
-    message = f"{digits} is no finite number"
-    raise ValueError(message)
+    raise ValueError(f"{digits} is no finite number")
 
 
 def _without_lone(escapes: re.Match[str]) -> str:
@@ -358,8 +348,7 @@ def metadata(value: object, base: Mapping[str, object]) -> str:
     if isinstance(value, str):
         value = {"text": value}
     elif not isinstance(value, Mapping):
-        message = f"metadata must be a str, a mapping or None, not {_kind(value)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"metadata must be a str, a mapping or None, not {_kind(value)}")
     taken = [key for key in value if key in base]
     if taken:
         message = f"metadata must not have the keys {', '.join(map(repr, taken))}: lockkit sets them. Use other keys"
@@ -393,8 +382,7 @@ def on_lost(value: object, *, awaits: bool = True) -> Callable[..., object]:
             )
             raise ConfigurationError(message)
         return value
-    message = f"on_lost must be callable as on_lost(lease, reason), not {_kind(value)}"
-    raise ConfigurationError(message)
+    raise ConfigurationError(f"on_lost must be callable as on_lost(lease, reason), not {_kind(value)}")
 
 
 def makes_coroutines(function: Callable[..., object]) -> bool:
@@ -409,8 +397,7 @@ def _check_keys(value: object) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                message = f"the key {shown(key)} is not a str"
-                raise TypeError(message)
+                raise TypeError(f"the key {shown(key)} is not a str")
             _check_keys(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -453,8 +440,7 @@ def unescape(text: str) -> str:
     try:
         return percent_decode(text, strict=True)
     except ValueError as error:
-        message = f"{shown(text)} is not an escaped lock name: {error}"
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(f"{shown(text)} is not an escaped lock name: {error}") from None
 
 
 def percent_decode(text: str, *, strict: bool = False) -> str:
@@ -479,23 +465,20 @@ def percent_decode(text: str, *, strict: bool = False) -> str:
             result.append(int(digits, 16))
             result += part[2:].encode()
         elif strict:
-            message = "a % without two hexadecimal digits after it"
-            raise ValueError(message)
+            raise ValueError("a % without two hexadecimal digits after it")
         else:
             result += f"%{part}".encode()
     with suppress(UnicodeDecodeError):
         return result.decode()
     # Raised here and not in an except block: that error, which has the text, would become its context.
-    message = "percent-encoded bytes that are not UTF-8"
-    raise ValueError(message)
+    raise ValueError("percent-encoded bytes that are not UTF-8")
 
 
 def parse_seconds(value: object) -> float:
     """Parse an option: 0 or more seconds, as str, number or `datetime.timedelta`."""
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 <= number < math.inf:
-        message = f"must be 0 or more seconds{_without_unit(value)}"
-        raise ValueError(message)
+        raise ValueError(f"must be 0 or more seconds{_without_unit(value)}")
     return number
 
 
@@ -516,8 +499,7 @@ def parse_duration(text: str) -> float:
     if number is not None:
         return number
     if not _DURATION.fullmatch(text):
-        message = "must be seconds, or a time such as 500ms, 30s, 5m, 1h or 1d"
-        raise ValueError(message)
+        raise ValueError("must be seconds, or a time such as 500ms, 30s, 5m, 1h or 1d")
     return sum(float(count) * _UNIT_SECONDS[unit] for count, unit in _DURATION_PART.findall(text))
 
 
@@ -525,8 +507,7 @@ def parse_ttl(value: object) -> float:
     """Parse an option: a ttl in seconds, as str, number or `datetime.timedelta`."""
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 < number < TTL_MAX:
-        message = f"must be more than 0 and less than {TTL_MAX:g} seconds{_without_unit(value)}"
-        raise ValueError(message)
+        raise ValueError(f"must be more than 0 and less than {TTL_MAX:g} seconds{_without_unit(value)}")
     return number
 
 
@@ -536,8 +517,7 @@ def parse_at_least(least: Seconds) -> Callable[[object], float]:
     def parse(value: object) -> float:
         seconds = parse_ttl(value)
         if seconds < least:
-            message = f"must be at least {least:g} second{'' if least == 1 else 's'}"
-            raise ValueError(message)
+            raise ValueError(f"must be at least {least:g} second{'' if least == 1 else 's'}")
         return seconds
 
     return parse
@@ -558,8 +538,7 @@ def parse_bool(value: object) -> bool:
             return True
         if text in {"0", "false", "no", "off"}:
             return False
-    message = "must be 1, true, yes or on; or 0, false, no or off"
-    raise ValueError(message)
+    raise ValueError("must be 1, true, yes or on; or 0, false, no or off")
 
 
 def parse_int(minimum: int, maximum: int | None = None) -> Callable[[object], int]:
@@ -594,8 +573,7 @@ def parse_choice(*choices: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:
             return value
-        message = f"must be one of {', '.join(choices)}{nearest(value, choices)}"
-        raise ValueError(message)
+        raise ValueError(f"must be one of {', '.join(choices)}{nearest(value, choices)}")
 
     return parse
 
@@ -603,8 +581,7 @@ def parse_choice(*choices: str) -> Callable[[object], str]:
 def parse_text(value: object) -> str:
     """Parse an option: a non-empty string."""
     if not isinstance(value, str) or not value:
-        message = "must be a non-empty string"
-        raise ValueError(message)
+        raise ValueError("must be a non-empty string")
     return value
 
 

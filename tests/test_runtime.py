@@ -259,8 +259,7 @@ def a_task() -> object:
 
 def no_task() -> object:
     """Say that there is none, as trio does."""
-    message = "must be called from async context"
-    raise RuntimeError(message)
+    raise RuntimeError("must be called from async context")
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,7 @@ def test_no_thread_to_run_in(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         done.append(1)
 
     def full(*_: object) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
+        raise RuntimeError("can't start new thread")
 
     background = SingleRun(runtime, "lockkit-test", work)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "lockkit"):

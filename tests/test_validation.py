@@ -367,8 +367,7 @@ class ChangingDict(dict[str, int]):
 
     def items(self) -> Any:  # noqa: ANN401 - none
         """Fail."""
-        message = "dictionary changed size during iteration"
-        raise RuntimeError(message)
+        raise RuntimeError("dictionary changed size during iteration")
 
 
 FITS = validation.VALUE_BYTES_MAX - 2  # and the quotation marks

@@ -330,8 +330,7 @@ class Acquisition(Generic[L]):
         # If the caller was cancelled again, the first try may go on: two at once would use one connection for both.
         until = self._client.answer_by(CALL_SECONDS)
         if not await idle.wait(max(0.0, until - self._runtime.now())):
-            message = f"the request for lock {request.name!r} is being undone already"
-            raise BackendUnavailable(message)
+            raise BackendUnavailable(f"the request for lock {request.name!r} is being undone already")
         if request.state is not None or request.uncertain:
             request.answer_by = until
             await self._abandon(request, idle)

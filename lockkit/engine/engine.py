@@ -193,8 +193,7 @@ class Engine(Generic[L]):
         elif self.origin.has_secret:
             problem = "its URL or options have a password: give the URL in LOCKKIT_URL or a profile, in each process"
         if problem or self.origin is None:
-            message = f"this client and what it makes cannot be pickled or copied: {problem}"
-            raise TypeError(message)
+            raise TypeError(f"this client and what it makes cannot be pickled or copied: {problem}")
         return engine_of, (self.origin,)
 
     def opens_the_same(self, other: Engine[Any]) -> bool:

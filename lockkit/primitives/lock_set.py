@@ -64,13 +64,11 @@ def members_of(locks: Iterable[T], lock_class: type[T], module: str) -> list[T]:
 
 def _listed(given: Iterable[T], wanted: str) -> list[T]:
     if isinstance(given, (str, bytes)):
-        message = f"{wanted}, not the single {type(given).__name__} {validation.shown(given)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{wanted}, not the single {type(given).__name__} {validation.shown(given)}")
     try:
         return list(given)
     except TypeError as error:
-        message = f"{wanted}, not {type(given).__name__}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{wanted}, not {type(given).__name__}") from error
 
 
 class SetMember(Generic[L]):
@@ -116,8 +114,7 @@ class SetMember(Generic[L]):
 def _in_order(members: Sequence[SetMember[L]]) -> tuple[SetMember[L], ...]:
     """Sort the members, each lock once."""
     if not members:
-        message = "a set of locks needs at least one lock: give a non-empty list"
-        raise ConfigurationError(message)
+        raise ConfigurationError("a set of locks needs at least one lock: give a non-empty list")
     ordered: list[SetMember[L]] = []
     for member in sorted(members, key=lambda member: member.order):
         if not ordered or ordered[-1].order != member.order:
@@ -320,8 +317,7 @@ class BaseLeaseSet(Generic[L]):
         """
         if self._released:
             names = ", ".join(map(repr, self.names))
-            message = f"the leases of locks {names} were released; acquire the locks again"
-            raise LockLost(message, name=self.names[0])
+            raise LockLost(f"the leases of locks {names} were released; acquire the locks again", name=self.names[0])
         for record in self._records:
             record.check()
 
@@ -382,8 +378,7 @@ class BaseLeaseSet(Generic[L]):
         Raises:
             TypeError: Always.
         """
-        message = "lockkit leases cannot be pickled or copied: pass leases.tokens to the other process instead"
-        raise TypeError(message)
+        raise TypeError("lockkit leases cannot be pickled or copied: pass leases.tokens to the other process instead")
 
     # -- without colour ----------------------------------------------------------------------------------------------
 

@@ -275,8 +275,7 @@ class Attempt:
         if self.lease is None:
             url = self._once.engine.url
             why = "it is done already" if self.first else "it was done before: look at attempt.first"
-            message = f"once {self.key!r} at {url} cannot {what}: {why}"
-            raise LockError(message, name=self.key, backend=url)
+            raise LockError(f"once {self.key!r} at {url} cannot {what}: {why}", name=self.key, backend=url)
         record: LeaseRecord = self.lease._record  # noqa: SLF001 - the attempt and its lease are one unit
         return record
 

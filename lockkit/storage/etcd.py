@@ -57,8 +57,7 @@ class Store:
         if self._engine is not None:
             apis = {"blocking": "a lockkit.Client", "asyncio": "a lockkit.aio.Client"}
             if self._engine.runtime.kind != runtime.kind:
-                message = f"client must be {apis[runtime.kind]}, not {apis[self._engine.runtime.kind]}"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"client must be {apis[runtime.kind]}, not {apis[self._engine.runtime.kind]}")
             self.label: str = cast("Any", client).url
             self._cluster_of(self._engine.client.backend)
             return
@@ -251,8 +250,7 @@ class EtcdGuard:
 def _contender(lease: object) -> Contender:
     state = lease._record.grant.state if isinstance(lease, Lease) else None  # noqa: SLF001 - ours
     if not isinstance(state, Contender):
-        message = "lease must be a lease of a lock on etcd, the one under which you work"
-        raise ConfigurationError(message)
+        raise ConfigurationError("lease must be a lease of a lock on etcd, the one under which you work")
     return state
 
 

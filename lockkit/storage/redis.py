@@ -207,8 +207,7 @@ class AsyncRedisGuard:
             message = f"script must be Lua code without a first line '#!lua', not {validation.shown(given)}"
             raise ConfigurationError(message, name=name)
         if isinstance(args, (str, bytes)):
-            message = f"args must be a list of arguments, not {validation.shown(args)}"
-            raise ConfigurationError(message, name=name)
+            raise ConfigurationError(f"args must be a list of arguments, not {validation.shown(args)}", name=name)
         text, sha = _wrapped(script)
         sent = [2 + len(keys), *self._marks(scope), *keys, token, self._keep_ms, "r" if shared else "w", *args]
         try:
@@ -218,8 +217,7 @@ class AsyncRedisGuard:
                 # EVAL also loads the script into the server (in a Cluster into the right one), for the next time.
                 return await self._runtime.io(self._client.eval(text, *sent))
         except redis.DataError as error:
-            message = f"redis-py cannot send this to {name!r}: {error}"
-            raise ConfigurationError(message, name=name) from error
+            raise ConfigurationError(f"redis-py cannot send this to {name!r}: {error}", name=name) from error
         except DRIVER_ERRORS as error:
             code, _, last = str(error).partition(" ")
             if code == "STALETOKEN":
@@ -399,8 +397,7 @@ def mark_of(prefix: str, scope: Key, kind: str = "guard") -> Key:
 
 def _scope(keys: object, scope: Key | None) -> Key:
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
-        message = f"keys must be a list of keys, not {validation.shown(keys)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"keys must be a list of keys, not {validation.shown(keys)}")
     for key in keys:
         as_bytes(key, "a key")
     if scope is None:

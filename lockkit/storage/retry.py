@@ -66,8 +66,7 @@ class OptimisticUpdate(ABC):
     def __init__(self, runtime: Runtime, fn: object, name: str, label: str) -> None:
         """Check the function. No I/O."""
         if not callable(fn):
-            message = f"fn must be a function, not {validation.shown(fn)}"
-            raise ConfigurationError(message, name=name)
+            raise ConfigurationError(f"fn must be a function, not {validation.shown(fn)}", name=name)
         self.runtime = runtime
         self.name = name
         self.label = label
@@ -112,8 +111,7 @@ class OptimisticUpdate(ABC):
         result = self._fn(*arguments)
         if self.runtime.kind == "blocking" and inspect.iscoroutine(result):
             result.close()
-            message = "fn is a coroutine function: use the function that ends in _async"
-            raise ConfigurationError(message, name=self.name)
+            raise ConfigurationError("fn is a coroutine function: use the function that ends in _async", name=self.name)
         return await self.runtime.io(result)
 
     async def new_value(self, current: object) -> Any:  # noqa: ANN401 - one of `values`, `DELETE` or None

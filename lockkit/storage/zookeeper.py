@@ -33,8 +33,7 @@ class NodeUpdate(OptimisticUpdate):
             message = f"client must be a KazooClient with kazoo's own threads, not {validation.shown(client)}"
             raise ConfigurationError(message)
         if not isinstance(path, str) or not path.startswith("/"):
-            message = f"path must be a str that starts with a slash, not {validation.shown(path)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"path must be a str that starts with a slash, not {validation.shown(path)}")
         super().__init__(runtime, fn, path, client_label(client))
         self._client = client
         self._path = path

@@ -297,11 +297,9 @@ class ThreadingLock:
             BackendUnavailable: The backend did not answer.
         """
         if not blocking and timeout != -1:
-            message = "can't specify a timeout for a non-blocking call"
-            raise ValueError(message)
+            raise ValueError("can't specify a timeout for a non-blocking call")
         if timeout > threading.TIMEOUT_MAX:
-            message = "timeout value is too large"
-            raise OverflowError(message)
+            raise OverflowError("timeout value is too large")
         seconds = 0.0 if not blocking else None if timeout == -1 else timeout
         lease = self._lock.try_acquire(seconds)
         if lease is None:
@@ -324,8 +322,7 @@ class ThreadingLock:
             if self._forget(entry):
                 entry[1].release()
                 return
-        message = "release unlocked lock"
-        raise RuntimeError(message)
+        raise RuntimeError("release unlocked lock")
 
     def _forget(self, entry: tuple[object, Lease]) -> bool:
         """End an acquisition; False if another thread has just done it."""

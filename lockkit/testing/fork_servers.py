@@ -126,16 +126,14 @@ class ForkServer:
     def _order(self, *order: object, fds: list[int] | None = None) -> Any:  # noqa: ANN401 - depends on the order
         with self._lock:
             if self._gone:
-                message = "the process that starts workers is gone"
-                raise ForkServerGone(message)
+                raise ForkServerGone("the process that starts workers is gone")
             try:
                 self._pipe.send(order)
                 if fds:
                     with socket.socket(fileno=os.dup(self._pipe.fileno())) as passing:
                         reduction.sendfds(passing, fds)
                 if not self._pipe.poll(ANSWER_SECONDS):
-                    message = f"no answer within {ANSWER_SECONDS:g} s"
-                    raise TimeoutError(message)  # noqa: TRY301 - as any other failure
+                    raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")  # noqa: TRY301 - as any other failure
                 return self._pipe.recv()
             except BaseException as error:
                 # Also if interrupted: an answer that nobody waited for would be taken for that to the next order.

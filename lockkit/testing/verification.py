@@ -156,8 +156,7 @@ def verify(
         try:
             history.write_text("")
         except OSError as error:
-            message = f"the history cannot be written to {history}: {error.strerror}"
-            raise lockkit.ConfigurationError(message) from error
+            raise lockkit.ConfigurationError(f"the history cannot be written to {history}: {error.strerror}") from error
     settings = profiles.resolve(url, profile, {})
     place = scratch_space(settings.url, settings.options)
     with lockkit.connect(place.url.text, **place.options) as client:

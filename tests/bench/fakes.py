@@ -75,8 +75,7 @@ class Raising(Adapter):
 
     def lock(self, name: str) -> Library:
         def enter() -> None:
-            message = f"no lock {name[:7]} today"
-            raise RuntimeError(message)
+            raise RuntimeError(f"no lock {name[:7]} today")
 
         return Bracket(enter, enter)
 

@@ -136,8 +136,7 @@ def test_failure_in_a_later_round_keeps_the_former_figures() -> None:
         if subject is OURS:
             turns["Ours"] += 1
             if turns["Ours"] == 2:
-                message = "no more"
-                raise WorkerFailed(message)
+                raise WorkerFailed("no more")
         return 1.0
 
     (section,) = Report(run(Told(tell), rounds=4), {}).sections

@@ -33,8 +33,7 @@ class Chromium:
     def __init__(self, folder: Path) -> None:
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         if program is None:
-            message = f"none of {', '.join(PROGRAMS)} is installed"
-            raise FileNotFoundError(message)
+            raise FileNotFoundError(f"none of {', '.join(PROGRAMS)} is installed")
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         # The protocol's descriptors are 3 and 4: the shell puts them there. The pipes' own numbers may be 3 and 4 too,

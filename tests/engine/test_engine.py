@@ -401,8 +401,7 @@ def test_callback_that_finds_no_thread_is_called_once_there_is_one(monkeypatch: 
     def spawn(name: str, *arguments: Any) -> None:
         if name == "lockkit-on-lost" and refusals:
             refusals.pop()
-            message = "can't start new thread"
-            raise RuntimeError(message)
+            raise RuntimeError("can't start new thread")
         BlockingRuntime.spawn(runtime, name, *arguments)
 
     monkeypatch.setattr(runtime, "spawn", spawn)

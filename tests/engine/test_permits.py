@@ -137,8 +137,7 @@ def test_caps_that_may_not_be_read_are_one_warning(
 
     async def refuse() -> dict[str, int]:
         asked.append(None)
-        message = "it denies this user a right"
-        raise lockkit.ConfigurationError(message)
+        raise lockkit.ConfigurationError("it denies this user a right")
 
     with lockkit.connect("memory://refused-caps") as client:
         monkeypatch.setattr(client._engine.caps, "read", refuse)

@@ -63,8 +63,7 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float | None = None, ephemeral: bool = True) -> bool:  # noqa: FBT001, FBT002 - kazoo's
         """Acquire; False if this object has it, or for a single try if anybody has."""
         if not ephemeral:
-            message = "lockkit has no lock that stays when its holder is gone"
-            raise NotImplementedError(message)
+            raise NotImplementedError("lockkit has no lock that stays when its holder is gone")
         try:
             lease = self._lock.try_acquire(timeout if blocking else 0)
         except lockkit.LockError:
@@ -77,8 +76,7 @@ class Lock:
             self._lease = lease
             return True
         if blocking and not self.is_acquired:
-            message = f"Failed to acquire lock on {self.path} after {timeout} seconds"
-            raise LockTimeout(message)
+            raise LockTimeout(f"Failed to acquire lock on {self.path} after {timeout} seconds")
         return False
 
     def cancel(self) -> None:

@@ -146,8 +146,7 @@ class NotingBackend(ClaimBackend):
         if lost or answer is None:
             self.losses_max -= 1
             await SimulatedRuntime(self._process).sleep(CALL_SECONDS)
-            message = f"the {lost} is lost"
-            raise BackendUnavailable(message)
+            raise BackendUnavailable(f"the {lost} is lost")
         return answer
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:

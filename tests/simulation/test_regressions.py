@@ -259,8 +259,7 @@ def test_renewals_do_not_wait_for_what_is_to_be_undone() -> None:
 
     async def undo() -> None:
         await sleep(alice, 5.0)
-        message = "no answer"
-        raise BackendUnavailable(message)
+        raise BackendUnavailable("no answer")
 
     async def story() -> None:
         lease = await client.lock("x", ttl=3.0).acquire()

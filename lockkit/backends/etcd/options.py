@@ -22,8 +22,7 @@ DEFAULT_PORT = 2379
 def _parse_prefix(value: object) -> str:
     text = validation.parse_text(value)
     if text.endswith("/") or "\0" in text:
-        message = "it must not end with a slash: lockkit puts one between it and the name"
-        raise ValueError(message)
+        raise ValueError("it must not end with a slash: lockkit puts one between it and the name")
     return text
 
 

@@ -267,8 +267,7 @@ class Directory:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not is_ours(os.pread(fd, 100, 0)):
-                message = f"{path} was made by another program"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"{path} was made by another program")
             made, floor = _parse_marker(fd)
             if token > floor:
                 os.pwrite(fd, _marker(made, token), 0)
@@ -286,8 +285,7 @@ class Directory:
         former, removed = -1, ""
         with self._mutex:
             if self._closed:
-                message = "this client is closed: connect again"
-                raise BackendUnavailable(message)
+                raise BackendUnavailable("this client is closed: connect again")
             if self.fd < 0 or not is_at(os.fstat(self.fd), self.client_path):
                 # What it holds is free for others from the removal on, unless it renews first.
                 former, removed = self.fd, self.client_path

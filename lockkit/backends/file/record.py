@@ -147,11 +147,9 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
             else:
                 state.queue.append(_claim(line))
     except ValueError as error:
-        message = f"nonsense under a right checksum: {error}"
-        raise DamagedError(message) from error
+        raise DamagedError(f"nonsense under a right checksum: {error}") from error
     if stored != name and name is not None:
-        message = f"it is the record of the lock {stored}"
-        raise DamagedError(message)
+        raise DamagedError(f"it is the record of the lock {stored}")
     return state, boot
 
 
@@ -163,8 +161,7 @@ def recorded_name(text: bytes) -> str:
 def _claim(line: str, metadata: str = "") -> FileClaim:
     owner, client, ttl_us, *word = line.split(" ")
     if not _WORD.fullmatch(owner) or not _CLIENT.fullmatch(client) or len(word) > 1:
-        message = "a claim with odd characters"
-        raise ValueError(message)
+        raise ValueError("a claim with odd characters")
     claim = FileClaim(owner, int(ttl_us) / 1e6, "" if client == "-" else client, metadata)
     if not word:
         return claim

@@ -304,8 +304,7 @@ class SentinelTopology(_Group):
                 raise
             raise ConfigurationError(f"{sentinel.label} {advice} ({error.__cause__})") from error.__cause__
         if reply is None:
-            message = f"{sentinel.label} knows no master {self.service_name!r}"
-            raise _UnknownMasterError(message)
+            raise _UnknownMasterError(f"{sentinel.label} knows no master {self.service_name!r}")
         host, port = cast("list[bytes]", reply)
         return host.decode(), int(port)
 
@@ -360,8 +359,7 @@ class ClusterTopology(_Group):
             await self._load_slots(answer_by)
             node = self._slots[slot]
         if node is None:
-            message = f"no node of the Cluster serves slot {slot}: see CLUSTER INFO"
-            raise unsent(message)
+            raise unsent(f"no node of the Cluster serves slot {slot}: see CLUSTER INFO")
         return node
 
     async def masters(self) -> list[RedisNode]:
@@ -389,8 +387,7 @@ class ClusterTopology(_Group):
     async def _ask(self, node: RedisNode, until: Instant) -> list[Any]:
         reply = await node.call(pack("CLUSTER", "SLOTS"), resend=True, answer_by=until)
         if not reply:
-            message = f"{node.label} knows no slots"
-            raise BackendUnavailable(message)
+            raise BackendUnavailable(f"{node.label} knows no slots")
         return cast("list[Any]", reply)
 
     async def _use_map(self, ranges: list[Any], asked: RedisNode) -> None:

@@ -324,8 +324,7 @@ class RedisNode(Topology):
         if not task.done():
             raise TimeoutError(NO_ANSWER)
         if task.cancelled():
-            message = "the connecting was cancelled"
-            raise ConnectionAbortedError(message)
+            raise ConnectionAbortedError("the connecting was cancelled")
         return task.result()
 
     async def _open(self) -> None:
@@ -399,8 +398,7 @@ def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:
 async def delete_keys(node: RedisNode, prefix: str) -> None:
     """Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them."""
     if not prefix:
-        message = "with an empty prefix= lockkit cannot tell its locks from other keys: delete them by hand"
-        raise Unsupported(message)
+        raise Unsupported("with an empty prefix= lockkit cannot tell its locks from other keys: delete them by hand")
     escaped = escape_glob(prefix)
     for pattern in (f"{escaped}:*", f"{{{escaped}:*", f"{{{escaped}}}:*"):
         cursor: Any = None

@@ -47,11 +47,9 @@ def parse_prefix(value: object) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        message = "it cannot be encoded as UTF-8 (it has a lone surrogate): remove that character"
-        raise ValueError(message) from None
+        raise ValueError("it cannot be encoded as UTF-8 (it has a lone surrogate): remove that character") from None
     if "{" in text or "}" in text:
-        message = "it must have no braces: they would decide the Cluster slot of all locks"
-        raise ValueError(message)
+        raise ValueError("it must have no braces: they would decide the Cluster slot of all locks")
     return text
 
 

@@ -141,8 +141,7 @@ class Connection:
         """Read and discard the answer of a statement that was cancelled or interrupted. Raises if that fails."""
         if self._worker is None:
             # After Ctrl-C lockkit cannot know how much of the answer the driver has read.
-            message = "interrupted in the middle of an answer"
-            raise ConnectionAbortedError(message)
+            raise ConnectionAbortedError("interrupted in the middle of an answer")
         await self._worker.finish(seconds)
 
     @property

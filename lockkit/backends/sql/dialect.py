@@ -325,8 +325,7 @@ async def _set_up_postgresql(connection: Connection, label: str, seconds: float)
         )
         raise ConfigurationError(message)
     if version < _POSTGRESQL_OLDEST:
-        message = f"{label} is PostgreSQL {version // 10_000}: lockkit needs 12 or later"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{label} is PostgreSQL {version // 10_000}: lockkit needs 12 or later")
     if encoding != "UTF8":  # names are sent as UTF-8
         message = (
             f"{label} is behind a pooler that does not pass on client_encoding=utf8, so a lock name would be another "
@@ -366,8 +365,7 @@ async def _set_up_mysql(connection: Connection, label: str, seconds: float) -> N
     numbers = (int(found[1]), int(found[2])) if found else (0, 0)
     product, oldest = ("MariaDB", _MARIADB_OLDEST) if "MariaDB" in version else ("MySQL", _MYSQL_OLDEST)
     if numbers < oldest:
-        message = f"{label} is {product} {version}: lockkit needs {oldest[0]}.{oldest[1]} or later"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{label} is {product} {version}: lockkit needs {oldest[0]}.{oldest[1]} or later")
     await connection.run(_MYSQL_SETTINGS, (), seconds)
     # With a log of statements InnoDB refuses to write at the lower level (error 1665).
     logged = int(logging) and log_format == "STATEMENT"
@@ -386,8 +384,7 @@ _SQLITE_OLDEST = (3, 35)
 async def _set_up_sqlite(connection: Connection, label: str, seconds: float) -> None:
     (version,) = (await connection.run(_SQLITE_LOOK, (), seconds)).rows[0]
     if tuple(map(int, version.split(".")))[:2] < _SQLITE_OLDEST:
-        message = f"{label} is used through SQLite {version}: lockkit needs 3.35 or later"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{label} is used through SQLite {version}: lockkit needs 3.35 or later")
     await connection.run(_SQLITE_PATIENCE, (), seconds)
 
 

@@ -145,8 +145,7 @@ class PsycopgConnection(Connection):
         last, self._last = self._last, None
         if last is None:
             # An interrupt struck after libpq returned it and before it was kept.
-            message = "the answer was lost to an interrupt"
-            raise psycopg.OperationalError(message)
+            raise psycopg.OperationalError("the answer was lost to an interrupt")
         if last.status not in _OK:
             raise self._error_of(last)
         return _read(last)

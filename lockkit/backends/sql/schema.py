@@ -46,8 +46,7 @@ def parse_table(value: object) -> str:
     """Parse the option ``table``: a name, or a schema and a name with a dot between them."""
     if isinstance(value, str) and _TABLE.fullmatch(value):
         return value
-    message = "it must be a name of letters, digits and _, at most 63 long, or two of them as schema.name"
-    raise ValueError(message)
+    raise ValueError("it must be a name of letters, digits and _, at most 63 long, or two of them as schema.name")
 
 
 Kind = Literal["key", "number", "flag", "ascii", "text", "json"]

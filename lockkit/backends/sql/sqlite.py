@@ -67,8 +67,7 @@ class SqliteDriver(Driver):
                 return SqliteConnection(dbapi, self.path, before, runtime)
             # Made just now, or replaced: lockkit cannot tell whether this connection leads to what is there now.
             dbapi.close()
-        message = f"{self.path} was replaced again and again while it was opened"
-        raise ConnectionAbortedError(message)
+        raise ConnectionAbortedError(f"{self.path} was replaced again and again while it was opened")
 
 
 class SqliteConnection(Connection):
@@ -97,8 +96,7 @@ class SqliteConnection(Connection):
         cursor.execute(statement.numbered, tuple(parameters))
         rows = cursor.fetchall() if cursor.description else ()
         if self.stale:
-            message = f"{self._path} was removed or replaced while it was in use"
-            raise ConnectionAbortedError(message)
+            raise ConnectionAbortedError(f"{self._path} was removed or replaced while it was in use")
         return Result(rows, cursor.rowcount, 0)
 
     @property
@@ -147,8 +145,7 @@ def _refuse(path: str, *, group: bool) -> None:
     try:
         flaw = find_flaw_on_the_way(path, group=group)
     except OSError as error:
-        message = f"{path} cannot be used for locks: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{path} cannot be used for locks: {error}") from error
     if flaw is not None:
         message = (
             f"{path} cannot be used for locks: {flaw.path} {flaw.seen}, so another user could free any lock. "

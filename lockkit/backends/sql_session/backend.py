@@ -172,8 +172,7 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
 def _parse_table(value: object) -> str:
     table = parse_table(value)
     if len(table.rpartition(".")[2]) > NAME_CHARS_MAX:
-        message = f"it must be at most {NAME_CHARS_MAX} characters long"
-        raise ValueError(message)
+        raise ValueError(f"it must be at most {NAME_CHARS_MAX} characters long")
     return table
 
 

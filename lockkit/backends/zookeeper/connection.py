@@ -103,8 +103,7 @@ async def outcome(runtime: Runtime, result: Any, seconds: Seconds = ANSWER_SECON
     except (kazoo.KazooException, KazooTimeoutError):
         raise
     except Exception as error:
-        message = f"the answer could not be read: {error!r}"
-        raise kazoo.ConnectionLoss(message) from error
+        raise kazoo.ConnectionLoss(f"the answer could not be read: {error!r}") from error
 
 
 class Connection:

@@ -186,8 +186,7 @@ class LockNodes:
                 return await create()
             except NoNodeError:
                 await self._make(session, path, until)
-        message = f"another client removes {path} as often as lockkit creates it"
-        raise BackendUnavailable(message)
+        raise BackendUnavailable(f"another client removes {path} as often as lockkit creates it")
 
     async def _make(self, session: Session, path: str, until: Instant) -> None:
         # Those above that of a lock stay: users agreed on them, and may have set access rights there.
@@ -269,8 +268,7 @@ class LockNodes:
             if not create:  # neither a note nor, it seems, a directory for it
                 await self._make(session, path.rpartition("/")[0], until)
             create = not create
-        message = f"others create and delete {path} as often as lockkit writes it"
-        raise BackendUnavailable(message)
+        raise BackendUnavailable(f"others create and delete {path} as often as lockkit writes it")
 
 
 class Removals:

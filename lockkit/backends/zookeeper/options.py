@@ -39,8 +39,7 @@ def parse_prefix(value: object) -> str:
     text = validation.parse_text(value)
     parts = [part for part in text.split("/") if part]
     if not parts or parts[0] == "zookeeper" or {".", ".."} & {*parts} or not text.isprintable():
-        message = "it must be a path such as lockkit or team/locks, and not in ZooKeeper's own /zookeeper"
-        raise ValueError(message)
+        raise ValueError("it must be a path such as lockkit or team/locks, and not in ZooKeeper's own /zookeeper")
     return "/".join(parts)
 
 

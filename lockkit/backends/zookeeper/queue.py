@@ -171,8 +171,7 @@ class LockQueue:
                 raise
             node.name, stat, children = found
         if stat.ephemeralOwner != node.session_id:
-            message = f"the session in which lock {request.name!r} was requested has ended"
-            raise BackendUnavailable(message)
+            raise BackendUnavailable(f"the session in which lock {request.name!r} was requested has ended")
         node.token = stat.czxid
         return node, children
 

@@ -156,8 +156,7 @@ class Sessions:
         for session in sessions:
             session.stop()
         if left := [session for session in closing if session.id]:
-            message = f"{len(left)} sessions at {self._url} could not be ended: {problem}"
-            raise BackendUnavailable(message) from problem
+            raise BackendUnavailable(f"{len(left)} sessions at {self._url} could not be ended: {problem}") from problem
 
     async def close(self) -> None:
         """End all sessions."""

@@ -96,8 +96,7 @@ def _of_session(session: Session) -> Connection:
         message = f"the session has several databases or none: give it session.connection(…) of the right one ({error})"
         raise ConfigurationError(message) from error
     except exc.PendingRollbackError as error:
-        message = f"the session's transaction has failed: roll it back first ({error})"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"the session's transaction has failed: roll it back first ({error})") from error
     except LockError:  # of a handler of the application's: some are an OSError
         raise
     except DRIVER_ERRORS as error:
@@ -278,8 +277,7 @@ def translating(source: Connection | Engine, name: str | None = None) -> Iterato
 def column_of(statement: object, column: object, default: str, *, option: str) -> Any:  # noqa: ANN401 - a column, mapped or not
     """Return the column with the version or token: the given one, or the table's with the default name."""
     if not isinstance(statement, (Update, Delete)):
-        message = f"statement must be an UPDATE or a DELETE of SQLAlchemy, not {shown(statement)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"statement must be an UPDATE or a DELETE of SQLAlchemy, not {shown(statement)}")
     if column is not None:
         return column
     table: Any = statement.table

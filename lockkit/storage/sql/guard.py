@@ -129,8 +129,7 @@ class AsyncSqlGuard:
         self._transaction = ApplicationTransaction(target)
         if self._transaction.runtime.kind != self._kind:
             other = "AsyncSqlGuard" if self._kind == "blocking" else "SqlGuard"
-            message = f"{type(target).__name__} is for lockkit.fencing.{other}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{type(target).__name__} is for lockkit.fencing.{other}")
         quoted("sqlite", table)  # raises if it is not a table name
         self._table = table
         self._auto_create = auto_create
@@ -178,8 +177,7 @@ class AsyncSqlGuard:
         """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
         state = sa.inspect(instance, raiseerr=False)
         if not isinstance(state, InstanceState):
-            message = f"instance must be an object of a mapped class, not {validation.shown(instance)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"instance must be an object of a mapped class, not {validation.shown(instance)}")
         name = f"{type(instance).__name__} {state.identity}"
         check_token(token, name=name)
         column = _mapped_column(state, name)
@@ -197,8 +195,7 @@ class AsyncSqlGuard:
 
         def work(executor: Session | sa.Connection, connection: sa.Connection) -> None:
             if not isinstance(executor, Session) or state.session is not executor:
-                message = f"{name} does not belong to the session of this guard"
-                raise ConfigurationError(message, name=name)
+                raise ConfigurationError(f"{name} does not belong to the session of this guard", name=name)
             if state.modified:
                 message = f"{name} has unsaved changes: accept the token first, then read the object and change it"
                 raise ConfigurationError(message, name=name)
@@ -207,8 +204,7 @@ class AsyncSqlGuard:
                 if result.rowcount == 0:
                     rows = connection.execute(_marks_of(statement, column))
                     if not _refuse_any(rows, token, name, connection, shared=shared):
-                        message = f"the row of {name} is gone"
-                        raise StaleDataError(message)
+                        raise StaleDataError(f"the row of {name} is gone")
                 # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
                 executor.refresh(instance, with_for_update=True)
 
@@ -372,8 +368,7 @@ def _mapped_column(state: InstanceState[Any], name: str) -> sa.Column[Any]:
         message = f"{name} is not in the database yet: there is nothing to guard. Flush it, or use a scope"
         raise ConfigurationError(message, name=name)
     if any(key.table is not column.table for key in state.mapper.primary_key):
-        message = f"{FENCE!r} of {name} is not in the table of its primary key: use a scope"
-        raise ConfigurationError(message, name=name)
+        raise ConfigurationError(f"{FENCE!r} of {name} is not in the table of its primary key: use a scope", name=name)
     return column
 
 

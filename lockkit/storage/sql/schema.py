@@ -74,8 +74,7 @@ def quoted(family: Family, table: object, suffix: str = "") -> str:
     try:
         name = parse_table(table)
     except ValueError as error:
-        message = f"table={shown(table)} is not understood: {error}"
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(f"table={shown(table)} is not understood: {error}") from None
     return Table(f"{name}{suffix}", ()).quoted(family)
 
 
@@ -129,8 +128,7 @@ def create_at(target: object, **tables: str | None) -> Awaitable[None] | None:
         with translating(target.engine), begun as connection:
             create(connection, **tables)
         return None
-    message = f"target must be a SQLAlchemy engine or connection, not {type(target).__name__}"
-    raise ConfigurationError(message)
+    raise ConfigurationError(f"target must be a SQLAlchemy engine or connection, not {type(target).__name__}")
 
 
 def with_table(connection: Connection, kind: Kind, table: str, ask: Callable[[], T], *, auto_create: bool) -> T:

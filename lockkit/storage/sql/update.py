@@ -56,8 +56,7 @@ class TransactionRetry(OptimisticUpdate):
             raise ConfigurationError(message)
         if kind != runtime.kind:
             ending = "that ends in _async" if kind == "asyncio" else "without _async"
-            message = f"{type(source).__name__} is {kind}: use the function {ending}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{type(source).__name__} is {kind}: use the function {ending}")
         # The engine; None if the source only knows it once a session asks.
         bind = source if isinstance(source, (sa.Engine, AsyncEngine)) else source.kw.get("bind")
         self._engine: sa.Engine | None = bind.sync_engine if isinstance(bind, AsyncEngine) else bind
@@ -146,8 +145,7 @@ class RowUpdate(TransactionRetry):
         mapped = sa.inspect(table, raiseerr=False)
         found = mapped.local_table if isinstance(mapped, Mapper) else table
         if not isinstance(found, sa.Table):
-            message = f"give a SQLAlchemy Table or a mapped class, not {validation.shown(table)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"give a SQLAlchemy Table or a mapped class, not {validation.shown(table)}")
         self._table = found
         keys = key if isinstance(key, tuple) else (key,)
         columns = list(found.primary_key.columns)
@@ -161,8 +159,7 @@ class RowUpdate(TransactionRetry):
             raise ConfigurationError(message)
         if any(value is None for value in keys):
             # No row has it, so each call would insert one.
-            message = f"key must have a value for each column of the primary key of {found}, not None"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"key must have a value for each column of the primary key of {found}, not None")
         if not isinstance(version, str) or version not in found.c:
             raise no_column(found, version, option="version")
         self._version = found.c[version]

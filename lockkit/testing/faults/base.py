@@ -139,8 +139,7 @@ class FaultCases(Cases):
     @pytest.fixture
     def lockkit_faults(self) -> Faults:
         """Override this to say how your server can be ill-treated; it may use fixtures of any scope."""
-        message = "say how the server can be ill-treated: override the fixture lockkit_faults"
-        raise pytest.UsageError(message)
+        raise pytest.UsageError("say how the server can be ill-treated: override the fixture lockkit_faults")
 
     @pytest.fixture
     def faults(self, lockkit_faults: Faults) -> Iterator[Faults]:

@@ -145,11 +145,9 @@ Failure = tuple[BaseException | type[BaseException], str | None, str | None]
 
 def _failures(error: Any, times: Any) -> list[Failure]:  # noqa: ANN401 - to be checked
     if not isinstance(error, BaseException) and not (isinstance(error, type) and issubclass(error, BaseException)):
-        message = f"fail() takes an exception or its class, not {error!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"fail() takes an exception or its class, not {error!r}")
     if isinstance(times, bool) or not isinstance(times, int) or times < 0:
-        message = f"times must be a whole number from 0 on, not {times!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"times must be a whole number from 0 on, not {times!r}")
     return [(error, getattr(error, "name", None), getattr(error, "backend", None))] * times
 
 
@@ -196,8 +194,7 @@ class _Kit:
         """Check that this client holds no lock any more. A lease that was dropped without a release counts as held."""
         held = [f"{granted.name!r} (token {granted.token})" for granted in self._engine.not_released()]
         if held:
-            message = f"{len(held)} of {len(self.grants)} leases are not released: {', '.join(held)}"
-            raise AssertionError(message)
+            raise AssertionError(f"{len(held)} of {len(self.grants)} leases are not released: {', '.join(held)}")
         return Done()
 
 

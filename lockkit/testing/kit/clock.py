@@ -91,8 +91,7 @@ class Clock:
         """
         until = self._now + validation.seconds(seconds, "seconds")
         if not self.advancing.acquire(blocking=False):
-            message = "the clock is being advanced already: advance it from one thread or task at a time"
-            raise RuntimeError(message)
+            raise RuntimeError("the clock is being advanced already: advance it from one thread or task at a time")
         return Advance(self, until)
 
     def until_waiting(self, calls: int = 1) -> None:

@@ -475,8 +475,7 @@ class TestLogin:
 
         async def refuse(sessions: Sessions, contenders: Sequence[Contender], answer_by: float) -> None:
             if any(b"+sem/" in one.key for one in contenders):
-                message = "it denies this user a right"
-                raise lockkit.ConfigurationError(message)
+                raise lockkit.ConfigurationError("it denies this user a right")
             await delete(sessions, contenders, answer_by)
 
         monkeypatch.setattr(Sessions, "delete_keys", refuse)

@@ -115,8 +115,7 @@ def test_listener_that_fails_wakes_all_requests(
     """They poll then; the log says why."""
 
     def fail() -> None:
-        message = "out of memory"
-        raise MemoryError(message)
+        raise MemoryError("out of memory")
 
     monkeypatch.setattr(client.listener._inotify, "read", fail)
     request = client.request("r")

@@ -28,8 +28,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, backend: ObjectBackend) -> lis
         monkeypatch.setattr(backend._store, "write", write)
         sent.append((name, content, expected))
         await write(name, content, expected)
-        message = "the answer was lost"
-        raise BackendUnavailable(message)
+        raise BackendUnavailable("the answer was lost")
 
     monkeypatch.setattr(backend._store, "write", lose)
     return sent
@@ -41,8 +40,7 @@ def given_up(backend: ObjectBackend, request: Request, call: Coroutine[Any, Any,
 
     async def delay(*arguments: object) -> None:
         late.append(arguments)
-        message = "no answer yet"
-        raise BackendUnavailable(message)
+        raise BackendUnavailable("no answer yet")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend._store, "write", delay)

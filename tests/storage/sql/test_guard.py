@@ -277,8 +277,7 @@ def _touch_row(session: orm.Session, name: str, token: int, *, shared: bool) -> 
     else:
         result: Any = session.execute(fenced(update, token))
         if result.rowcount == 0:
-            message = "refused by the condition"
-            raise lockkit.StaleToken(message)
+            raise lockkit.StaleToken("refused by the condition")
 
 
 @pytest.mark.parametrize("what", ["scope", "row"])

@@ -228,8 +228,7 @@ class _Sql(Observer):
             self._connection: Any = module.connect(**where, **who, autocommit=True)
         except module.Error as error:
             # The driver's own text may quote what it was given; the subject's error says enough.
-            message = f"cannot ask {parsed.redacted()}: {type(error).__name__}"
-            raise ConnectionError(message) from None
+            raise ConnectionError(f"cannot ask {parsed.redacted()}: {type(error).__name__}") from None
         self.close = self._connection.close  # type: ignore[method-assign]
 
     def connections(self) -> float | None:

@@ -134,8 +134,7 @@ class Report:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read `to_json` back, as from a file. What follows from the rounds (figures, ratios) is worked out anew."""
         if data.get("schema") != SCHEMA:
-            message = f"a report of schema {SCHEMA} is wanted, this is {data.get('schema')}: measure again"
-            raise ValueError(message)
+            raise ValueError(f"a report of schema {SCHEMA} is wanted, this is {data.get('schema')}: measure again")
         subjects = {entry["key"]: Subject.from_json(entry) for entry in data["subjects"]}
         cells = [cell for section in data["workloads"] for cell in _cells(section, subjects)]
         outcome = Outcome(

@@ -125,8 +125,7 @@ def _write_page(report: Report, path: Path) -> None:
     try:
         path.write_text(page(report), encoding="utf-8")
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise lockkit.ConfigurationError(message) from error
+        raise lockkit.ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _servers(run: Run) -> list[str]:

@@ -115,6 +115,5 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
     print(f"wrote {path}")

@@ -46,8 +46,7 @@ def scenario_names() -> tuple[str, ...]:
 def load(name: str) -> Scenario:
     """Give a scenario."""
     if name not in SCENARIOS:
-        message = f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     return SCENARIOS[name]
 
 

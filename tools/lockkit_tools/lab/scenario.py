@@ -68,23 +68,19 @@ def parse_backend(text: str) -> Backend:
     kind, _, query = text.partition("?")
     kind = kind.removesuffix("://")
     if kind not in BACKENDS:
-        message = f"the lab has no backend {kind!r}; it has {', '.join(BACKENDS)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"the lab has no backend {kind!r}; it has {', '.join(BACKENDS)}")
     options: list[tuple[str, Any]] = []
     for name, value in parse_qsl(query, keep_blank_values=True):
         parse = _OPTIONS[kind].get(name)
         if parse is None:
             known = ", ".join(_OPTIONS[kind]) or "none"
-            message = f"backend {text!r}: no option {name!r}; options of {kind} in the lab: {known}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"backend {text!r}: no option {name!r}; options of {kind} in the lab: {known}")
         try:
             options.append((name, parse(value)))
         except ValueError as error:
-            message = f"backend {text!r}: {name}: {error}"
-            raise ConfigurationError(message) from error
+            raise ConfigurationError(f"backend {text!r}: {name}: {error}") from error
     if kind == "by-hand" and not options:
-        message = f"backend {text!r}: give a recipe: by-hand?recipe=setnx|delete|getset"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"backend {text!r}: give a recipe: by-hand?recipe=setnx|delete|getset")
     return Backend(kind, tuple(options))
 
 

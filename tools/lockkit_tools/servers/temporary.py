@@ -76,8 +76,7 @@ def shared_directory(kind: str) -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or find_flaw(str(path), status) is not None:
-        message = f"{path} was made by another user or program, or others may write to it: remove it"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{path} was made by another user or program, or others may write to it: remove it")
     return path
 
 

@@ -98,8 +98,7 @@ class IncompleteError(Exception):
 def read(history: History) -> Seen:
     """Sort a history. What is about a lease that was never handed out is a `KeyError`: something is missing."""
     if not history or not isinstance(history[-1], h.Ended):
-        message = "the history has no end"
-        raise IncompleteError(message)
+        raise IncompleteError("the history has no end")
     seen = Seen(history[-1].at)
     for event in history:
         _READERS[type(event)](seen, event)

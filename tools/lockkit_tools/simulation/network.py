@@ -165,8 +165,7 @@ class Network:
             self._carry((*path, True), node.receive, operation, partial(self._answer, path, waiter))
         answer: Answer | None = await waiter.park()
         if answer is None:
-            message = f"no answer from {node.name} within {timeout:g} s"
-            raise NoAnswer(message)
+            raise NoAnswer(f"no answer from {node.name} within {timeout:g} s")
         value, refusal = answer
         if refusal is not None:
             raise NoAnswer(refusal)

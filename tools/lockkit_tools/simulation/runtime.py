@@ -64,8 +64,7 @@ class SimulatedRuntime:
             return
         # What keeps leases must go on all the same; a callback that cannot be started is logged, and that is all.
         if self.process.refuses_tasks and ending is not None:
-            message = "can't start new thread"
-            raise RuntimeError(message)
+            raise RuntimeError("can't start new thread")
         self.process.start(Begun(function() if ending is None else self._outlive_others(function, ending)), name)
 
     async def _outlive_others(self, function: Work, ending: Work) -> None:

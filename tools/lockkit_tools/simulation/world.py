@@ -145,16 +145,14 @@ class World:
     def _step(self, task: Task[Any]) -> None:
         self._steps_left -= 1
         if self._steps_left < 0:
-            message = f"seed {self.seed}: too many steps at {self.now:.6f} s; the next would be of {task.name}"
-            raise Overrun(message)
+            raise Overrun(f"seed {self.seed}: too many steps at {self.now:.6f} s; the next would be of {task.name}")
         self.current = task
         try:
             task.step()
         finally:
             self.current = None
         if self.mutexes_held:
-            message = f"{task.name} suspended or ended inside a mutex"
-            raise AssertionError(message)
+            raise AssertionError(f"{task.name} suspended or ended inside a mutex")
         probe = task.process.probe
         if probe is not None:
             probe()

@@ -129,5 +129,4 @@ def _tell(writer: int) -> None:
 async def _hear(reader: int) -> None:
     await readable(reader)
     if not os.read(reader, 1):
-        message = "the other process has ended"
-        raise EOFError(message)
+        raise EOFError("the other process has ended")

@@ -96,8 +96,7 @@ def _python(statements: str, *, cache: str, patience: Seconds) -> str:
             check=True,
         )
     except subprocess.TimeoutExpired:
-        message = f"no end within {patience:g} s"
-        raise WorkerFailed(message) from None
+        raise WorkerFailed(f"no end within {patience:g} s") from None
     except subprocess.CalledProcessError as error:
         complaint = error.stderr.strip().splitlines()
         raise WorkerFailed(complaint[-1] if complaint else f"status {error.returncode}") from error

@@ -25,6 +25,7 @@ SOCKET_TIMEOUT = 2.5
 CONNECT_TIMEOUT = 2.0
 """Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login, a call stays below five seconds."""
 
+_TLS_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _LIMITS = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
 _DEFAULTS = {**_LIMITS, "protocol": 2}
 
@@ -62,10 +63,16 @@ class Tls:
 
     def context(self, arguments: Mapping[str, Any], settings: Any) -> ssl.SSLContext:  # noqa: ANN401 - redis-py's
         """Return the context, a new one if a file was replaced: certificates are renewed while clients run."""
-        paths = [arguments.get(f"ssl_{name}") for name in ("ca_certs", "ca_path", "certfile", "keyfile")]
-        files = [_version_of_file(path) for path in paths]
+        files = [_version_of_file(arguments.get(name)) for name in _TLS_FILES]
         if self._made is None or self._made[0] != files:
-            self._made = files, _make_context(arguments, settings)
+            try:
+                self._made = files, _make_context(arguments, settings)
+            except (OSError, ValueError) as error:
+                if self._made is not None:  # one of the files is not replaced yet
+                    raise
+                given = " and ".join(f"{name}={arguments[name]}" for name in _TLS_FILES if arguments.get(name))
+                reason = error.strerror if isinstance(error, FileNotFoundError) else error
+                raise ConfigurationError(f"cannot use {given or 'the options ssl_…'} for TLS: {reason}") from error
         return self._made[1]
 
 

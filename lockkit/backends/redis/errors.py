@@ -22,6 +22,7 @@ _OTHER_HOST = (
     "has a certificate for another host: connect by a name that the certificate has. Sentinels and Clusters tell "
     "addresses, unless they have announced host names: see TLS on the page of the redis backend"
 )
+_CLIENT_CERTIFICATE = "wants a certificate of the client that it trusts: give ssl_certfile= and ssl_keyfile="
 _IN_CLUSTER = (
     "is a node of a Cluster and refuses the locks of the other nodes: use redis+cluster://{label} (with TLS "
     "rediss+cluster://), or from_client with a RedisCluster"
@@ -41,6 +42,9 @@ _CONFIGURATION = {
     "unknown command": f"lacks a command that lockkit needs: {_VERSION}",
     "syntax error": f"lacks an option of a command that lockkit needs: {_VERSION}",
     "certificate is not valid for": _OTHER_HOST,
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": _CLIENT_CERTIFICATE,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _CLIENT_CERTIFICATE,
+    "TLSV1_ALERT_UNKNOWN_CA": _CLIENT_CERTIFICATE,
     "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: see ssl_ca_certs=",
     "WRONG_VERSION_NUMBER": _NO_TLS,
     "the port answers in plain text": _NO_TLS,

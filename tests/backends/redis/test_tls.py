@@ -114,6 +114,30 @@ def test_certificate_for_another_host_is_refused(server: RedisServer) -> None:
     assert outcomes(bare, ssl_cert_reqs="none") == []
 
 
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+@pytest.mark.parametrize("content", ["no certificate", None])
+def test_file_that_is_no_certificate_is_named(
+    server: RedisServer, tmp_path: Path, option: str, content: str | None
+) -> None:
+    """It is no outage: nothing is tried for as long as a server may be away."""
+    path = tmp_path / "file.pem"
+    if content is not None:
+        path.write_text(content)
+
+    assert_refused(outcomes(f"{server.url.partition('?')[0]}?{option}={path}"), f"cannot use {option}={path} for TLS: ")
+
+
+def test_server_that_wants_a_certificate_of_the_client(certificates: Certificates) -> None:
+    """The message says so; with a certificate the lock is granted."""
+    with RedisServer(tls=True, certificates=certificates) as server:
+        with server.connect() as connection:
+            connection.call("CONFIG", "SET", "tls-auth-clients", "yes")
+        url = server.url.replace("127.0.0.1", "localhost")
+        assert_refused(outcomes(url), "wants a certificate of the client")
+        own = f"ssl_certfile={certificates.server}&ssl_keyfile={certificates.server_key}"
+        assert outcomes(f"{url}&{own}") == []
+
+
 def test_check_that_would_check_nothing_is_refused(server: RedisServer) -> None:
     """Any certificate is accepted, so the names in it mean nothing."""
     with pytest.raises(lockkit.ConfigurationError, match="leave out ssl_check_hostname"):

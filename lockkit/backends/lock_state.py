@@ -78,22 +78,13 @@ C = TypeVar("C", bound=Claim)
 
 @dataclass(slots=True)
 class Lease(Generic[C]):
-    """
-    A lease.
+    """A lease."""
 
-    Attributes:
-        claim: Who holds it.
-        until: When it ends.
-        token: Its token.
-        mode: Beside whom it is: a writer may go on as a reader, so not always that of the claim.
-        slot: Number of the permit; None for others.
-    """
-
-    claim: C
+    claim: C  # who holds it
     until: float
     token: int
-    mode: Mode = "exclusive"
-    slot: int | None = None
+    mode: Mode = "exclusive"  # beside whom it is: a writer may go on as a reader, so not always that of the claim
+    slot: int | None = None  # number of the permit; None for others
 
 
 def wall_clock_us() -> int:
@@ -113,28 +104,18 @@ def _never(claim: Claim) -> bool:
 
 
 class LockState(Generic[C]):
-    """
-    Leases, queue and token of one lock.
-
-    Attributes:
-        leases: Who holds it, by owner: one alone, or several beside one another.
-        until: When the offer to the head of the queue ends; ``inf`` while nobody fits beside the leases.
-        token: The last token, 0 if there was none.
-        queue: The waiters, first come first.
-        broken: Owners of the leases that `break_lock` ended last, so that their renewals can say so.
-        note: The note on the lock, and the end of its life, µs of the wall clock; None if there is none. Only the file
-            backend keeps notes here.
-    """
+    """Leases, queue and token of one lock."""
 
     __slots__ = ("broken", "leases", "note", "queue", "token", "until")
 
     def __init__(self, token: int = 0) -> None:
         """Make a free lock."""
-        self.leases: dict[str, Lease[C]] = {}
-        self.until = 0.0
-        self.token = token
-        self.queue: list[C] = []
-        self.broken: tuple[str, ...] = ()
+        self.leases: dict[str, Lease[C]] = {}  # by owner: one alone, or several beside one another
+        self.until = 0.0  # when the offer to the head of the queue ends; ``inf`` while nobody fits beside the leases
+        self.token = token  # the last one, 0 if there was none
+        self.queue: list[C] = []  # the waiters, first come first
+        self.broken: tuple[str, ...] = ()  # owners of the leases that `break_lock` ended last: renewals can say so
+        # With the end of its life, µs of the wall clock; None if there is none. Only the file backend keeps notes here.
         self.note: tuple[str, int] | None = None
 
     def acquire(  # noqa: PLR0917 - faster than by their names

@@ -83,26 +83,16 @@ class _Module(Protocol):
 
 
 class Examination:
-    """
-    What the ``examine`` module of a backend gets, and where it reports its findings.
-
-    Attributes:
-        url: The backend's. **Its text contains the password.**
-        options: The backend's options, parsed, with their defaults. **May contain passwords.**
-        backend_class: The backend's.
-        ttl: The ttl to judge, seconds.
-        host: For the backend's own functions that connect.
-        runtime: Blocking.
-    """
+    """What the ``examine`` module of a backend gets, and where it reports its findings."""
 
     def __init__(self, url: Url, options: Mapping[str, Any], backend_class: type[LockBackend], ttl: Seconds) -> None:
         """Examine nothing yet."""
-        self.url = url
-        self.options = options
+        self.url = url  # the backend's; its text contains the password
+        self.options = options  # the backend's, parsed, with their defaults; may contain passwords
         self.backend_class = backend_class
-        self.ttl = ttl
-        self.host = DetachedHost()
-        self.runtime = self.host.runtime
+        self.ttl = ttl  # the ttl to judge, seconds
+        self.host = DetachedHost()  # for the backend's own functions that connect
+        self.runtime = self.host.runtime  # blocking
         self._facts: dict[str, str] = {}
         self._findings: list[Finding] = []
 

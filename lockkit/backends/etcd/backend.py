@@ -100,12 +100,7 @@ ttl looks at its key too late, and gets the reason `gone`."""
 
 
 class EtcdBackend(LockBackend):
-    """
-    Processes that reach the same etcd.
-
-    Attributes:
-        cluster: Its members, also for guards of data in the same etcd.
-    """
+    """Processes that reach the same etcd."""
 
     capabilities = Capabilities(
         crash_release="ttl",
@@ -133,7 +128,7 @@ class EtcdBackend(LockBackend):
 
     def __init__(self, url: str, cluster: Cluster, options: Mapping[str, Any], host: Host) -> None:
         self._url = url
-        self.cluster = cluster
+        self.cluster = cluster  # also for guards of data in the same etcd
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._sessions = Sessions(host, cluster)

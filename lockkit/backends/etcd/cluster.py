@@ -143,19 +143,13 @@ class WallClockTimeout(float):
 
 
 class MemberConnection:
-    """
-    The connection to one member, by grpc's blocking API. Makes no I/O itself.
-
-    Attributes:
-        label: ``host:port``, for messages.
-        is_outdated: Tells whether a new connection would use other certificates.
-    """
+    """The connection to one member, by grpc's blocking API. Makes no I/O itself."""
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - of one of two classes
-        self.label = label
+        self.label = label  # ``host:port``, for messages
         self._channel = channel
         self._owned = owned
-        self.is_outdated: Callable[[], bool] = lambda: False
+        self.is_outdated: Callable[[], bool] = lambda: False  # whether a new connection would use other certificates
         self._calls = {method: self._prepare(channel.unary_unary, method) for method in _UNARY}
 
     @staticmethod
@@ -315,12 +309,7 @@ class SharedAttempt:
 
 
 class Cluster:
-    """
-    The members of one cluster, for one client. Threads may share it.
-
-    Attributes:
-        has_user: It can get a fresh token.
-    """
+    """The members of one cluster, for one client. Threads may share it."""
 
     def __init__(
         self,
@@ -334,7 +323,7 @@ class Cluster:
         self._runtime = runtime
         self._labels = labels
         self._connect = connect
-        self.has_user = user[0] is not None
+        self.has_user = user[0] is not None  # so it can get a fresh token
         self._user = rpc.AuthenticateRequest(name=user[0], password=user[1] or "")
         self._client = client
         self._login = SharedAttempt(runtime)

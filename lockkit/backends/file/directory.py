@@ -149,30 +149,19 @@ def find_directory_flaw(path: str, *, group: bool) -> Flaw | None:
 
 
 class Directory:
-    """
-    One directory of locks, and the file of one client there: made by the first `check`, again after it was removed.
-
-    Attributes:
-        path: Absolute.
-        clients: The directory of the client files.
-        group: Files are shared with the group of the directory.
-        client_id: Random, hexadecimal; another one each time that the file is made. Empty without a file.
-        client_path: Of the file.
-        fd: Its descriptor, -1 without a file.
-        check_at: When the next `check` is due, on the runtime's clock.
-    """
+    """One directory of locks, and one client's file there: made by the first `check`, again after it was removed."""
 
     def __init__(self, runtime: Runtime, path: str, *, group: bool, on_removed: Callable[[], None]) -> None:
         """Make nothing yet."""
-        self.path = path
-        self.clients = f"{path}/clients"
-        self.group = group
+        self.path = path  # absolute
+        self.clients = f"{path}/clients"  # the directory of the client files
+        self.group = group  # files are shared with the group of the directory
         self._gid = -1
         self._runtime = runtime
         self._on_removed = on_removed
         self._closed = False
         self._ttl_max = self._written_at = 0.0
-        self.fd = -1
+        self.fd = -1  # of the file, -1 without one
         self.forget()
 
     def prepare(self) -> None:
@@ -348,8 +337,10 @@ class Directory:
         """Close the descriptor but leave the file; the next `check` makes another one. For a forked child."""
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
         fd, self.fd = self.fd, -1
-        self.client_id = self.client_path = ""
-        self.check_at = self._ttl_max = self._written_at = 0.0
+        self.client_id = ""  # random, hexadecimal; another one each time that the file is made; empty without a file
+        self.client_path = ""  # of the file
+        self.check_at = 0.0  # when the next `check` is due, on the runtime's clock
+        self._ttl_max = self._written_at = 0.0
         if fd >= 0:
             os.close(fd)
 

@@ -14,20 +14,14 @@ from typing import TypeAlias
 
 
 class ServerSaid(Exception):
-    """
-    An error reply. A value in pipelines, raised by single calls; see `lockkit.backends.redis.errors.translate`.
-
-    Attributes:
-        text: What the server said, for example ``READONLY You can't write against a read only replica.``
-        code: The first word in capitals, for example ``READONLY``.
-    """
+    """An error reply. A value in pipelines, raised by single calls; see `lockkit.backends.redis.errors.translate`."""
 
     def __init__(self, text: str) -> None:
         # Of a command that it does not know, a server repeats the arguments: the password, if that is HELLO or AUTH.
         text = text.partition(", with args")[0]
         super().__init__(text)
-        self.text = text
-        self.code = text.partition(" ")[0]
+        self.text = text  # what the server said: ``READONLY You can't write against a read only replica.``
+        self.code = text.partition(" ")[0]  # the first word in capitals: ``READONLY``
 
 
 class Push(list["Reply"]):

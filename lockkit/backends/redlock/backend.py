@@ -565,10 +565,6 @@ class _Listing:
 
     A lock that a majority of q of n nodes has is at one of any n - q + 1 nodes. So it is enough to list the keys of so
     many nodes, and q - 1 may be down.
-
-    Attributes:
-        candidates: Names from the last page, until there was a vote on them; None if there are none.
-        ended: That page was the last one.
     """
 
     def __init__(self, nodes: Nodes, wanted: int, prefix: str, name_prefix: str) -> None:
@@ -576,8 +572,8 @@ class _Listing:
         self._needed = f"{wanted} of {counted(len(servers))}"
         self._scan, self._others = Scan(prefix, name_prefix, servers[:wanted]), servers[wanted:]
         self._failures: list[str] = []
-        self.candidates: Sequence[str] | None = None
-        self.ended = False
+        self.candidates: Sequence[str] | None = None  # names of the last page that await a vote; None: there are none
+        self.ended = False  # that page was the last one
 
     async def read(self) -> Sequence[str]:
         """Return the candidates, from some keys of a node if there are none; another node follows one that fails."""

@@ -80,34 +80,22 @@ Answers: TypeAlias = "list[Reply] | LockError"
 
 
 class Nodes:
-    """
-    All nodes. Each call has one connection to every node to itself; tasks share one to each.
-
-    Attributes:
-        labels: Of the nodes, for messages.
-        all: The nodes.
-        host: The engine's side.
-        timeout: Seconds for an answer, and for a connection.
-        durable: The nodes lose no data, so their restarts do not matter.
-        used: Client monotonic time of the last call that found a node down.
-        ending: The last call was made to close the client, perhaps because its event loop ends: start nothing that
-            outlives it, until there is another call.
-        closed: The client is closed.
-        keeping: Held while a connection is taken into use.
-    """
+    """All nodes. Each call has one connection to every node to itself; tasks share one to each."""
 
     def __init__(self, host: Host, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
         """Connect to nothing yet; `options` are the backend's."""
-        self.host = host
+        self.host = host  # the engine's side
         self._runtime = host.runtime
         self._now = host.runtime.now
-        self.timeout: Seconds = options["node_timeout"]
-        self.durable: bool = options["durable"]
-        self.used = self._now()
+        self.timeout: Seconds = options["node_timeout"]  # for an answer, and for a connection
+        self.durable: bool = options["durable"]  # the nodes lose no data, so their restarts do not matter
+        self.used = self._now()  # client monotonic time of the last call that found a node down
+        # The last call was made to close the client, perhaps because its event loop ends: start nothing that outlives
+        # it, until there is another call.
         self.ending = False
         self.closed = False
-        self.keeping = host.runtime.mutex()
-        self.labels = [target.label for target in targets]
+        self.keeping = host.runtime.mutex()  # held while a connection is taken into use
+        self.labels = [target.label for target in targets]  # for messages
         self.all = [RedlockNode(self, index, target, options["prefix"]) for index, target in enumerate(targets)]
         self._subscribed_before = False
         self._warned_of_polling = False
@@ -323,33 +311,20 @@ class Nodes:
 
 
 class RedlockNode:
-    """
-    One node, as one client knows it: whether it is up, its connections, and what it still has to be sent.
-
-    Attributes:
-        index: Its number.
-        label: ``host:port``, for messages.
-        up: Connected, and has answered the last call.
-        error: Why it is down, if it is.
-        run_id: The packed run id of the server, as told on the last connection.
-        server: Its connections.
-        listener: The subscription there.
-        settled: Set when an attempt to connect has succeeded or failed.
-        wait_until: Until then, an attempt to connect is worth waiting for; infinite before the first one.
-    """
+    """One node, as one client knows it: whether it is up, its connections, and what it still has to be sent."""
 
     def __init__(self, nodes: Nodes, index: int, target: Target, prefix: str) -> None:
         self._nodes = nodes
         self._runtime = runtime = nodes.host.runtime
         self.index = index
-        self.label = target.label
-        self.up = False
-        self.error: LockError = BackendUnavailable(f"{target.label} has not been reached yet")
-        self.run_id = b""
+        self.label = target.label  # ``host:port``, for messages
+        self.up = False  # connected, and has answered the last call
+        self.error: LockError = BackendUnavailable(f"{target.label} has not been reached yet")  # why it is down
+        self.run_id = b""  # packed, of the server, as told on the last connection
         self.server = RedisNode(runtime, target, prefix, Handshake(nodes.host, votes=True, durable=nodes.durable))
-        self.listener = self.server.listener
-        self.settled = runtime.event()
-        self.wait_until = inf
+        self.listener = self.server.listener  # the subscription there
+        self.settled = runtime.event()  # set when an attempt to connect has succeeded or failed
+        self.wait_until = inf  # an attempt to connect is worth waiting for until then; infinite before the first one
         self._closing = runtime.event()
         self._mutex = runtime.mutex()
         self._unsent: dict[bytes, Instant] = {}  # and until when it is of use

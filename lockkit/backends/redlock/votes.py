@@ -41,24 +41,15 @@ class Refusal(NamedTuple):
 
 
 class Count:
-    """
-    The answers of all nodes to one operation, counted. Only nodes that may vote count as having answered.
-
-    Attributes:
-        answers: For each node.
-        yes: Index to number, of positive answers.
-        silent: Indexes of nodes without a usable answer: they may have done it.
-        down: Indexes of nodes that were down, so that nothing was sent.
-        answered_count: How many answered.
-    """
+    """The answers of all nodes to one operation, counted. Only nodes that may vote count as having answered."""
 
     __slots__ = ("answered_count", "answers", "down", "silent", "yes")
 
     def __init__(self, answers: list[Answer]) -> None:
-        self.answers = answers
-        self.yes: dict[int, int] = {}
-        self.silent: list[int] = []
-        self.down: list[int] = []
+        self.answers = answers  # for each node
+        self.yes: dict[int, int] = {}  # index to number, of positive answers
+        self.silent: list[int] = []  # indexes of nodes without a usable answer: they may have done it
+        self.down: list[int] = []  # indexes of nodes that were down, so that nothing was sent
         self.answered_count = 0
         for index, answer in enumerate(answers):
             if type(answer) is int:
@@ -117,22 +108,13 @@ def _may_not_vote(answer: list[Any]) -> bool:
 
 @dataclass(slots=True)
 class Held:
-    """
-    What a grant is based on.
-
-    Attributes:
-        keys: Of the lock.
-        value: Value of the lock's key on the nodes that voted for it.
-        voters: Indexes of the nodes that voted for it, or may have.
-        metadata: Of the request.
-        ended: It is being released, or has been: no node gets its key again.
-    """
+    """What a grant is based on."""
 
     keys: LockKeys
-    value: str
-    voters: Collection[int]
-    metadata: str
-    ended: bool = False
+    value: str  # of the lock's key on the nodes that voted for it
+    voters: Collection[int]  # indexes of the nodes that voted for it, or may have
+    metadata: str  # of the request
+    ended: bool = False  # it is being released, or has been: no node gets its key again
 
     def unknown_count(self, count: Count) -> int:
         """Return how many nodes may still have its value and did not answer."""
@@ -140,25 +122,16 @@ class Held:
 
 
 class Attempts:
-    """
-    The attempts of one request, and what they left at the nodes.
-
-    Attributes:
-        keys: Of the lock.
-        ttl_ms: The ttl asked for.
-        values: Values of attempts that may still be at some node.
-        entries: The last entries for the queues of the nodes; "" where there is none.
-        splits: How often in a row no contender had a majority.
-    """
+    """The attempts of one request, and what they left at the nodes."""
 
     __slots__ = ("_count", "entries", "keys", "splits", "ttl_ms", "values")
 
     def __init__(self, keys: LockKeys, ttl_ms: int) -> None:
         self.keys = keys
-        self.ttl_ms = ttl_ms
-        self.values: list[str] = []
-        self.entries: Sequence[str] = ()
-        self.splits = 0
+        self.ttl_ms = ttl_ms  # asked for
+        self.values: list[str] = []  # of attempts that may still be at some node
+        self.entries: Sequence[str] = ()  # the last ones for the queues of the nodes; "" where there is none
+        self.splits = 0  # how often in a row no contender had a majority
         self._count = 0
 
     def next_value(self, owner: str) -> str:

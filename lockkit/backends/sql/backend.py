@@ -16,15 +16,9 @@ _PING = Statement("SELECT 1")
 
 
 class SqlBackend(LockBackend):
-    """
-    One mode of locks in one kind of database.
+    """One mode of locks in one kind of database."""
 
-    Attributes:
-        database: Where it is.
-        tables: What there must be in it; ``lockkit migrate`` makes them.
-    """
-
-    tables: Sequence[Table]
+    tables: Sequence[Table]  # what there must be in the database; ``lockkit migrate`` makes them
     _dialect: ClassVar[str]
     """The name of `lockkit.backends.sql.dialect.Dialect`."""
 

@@ -59,31 +59,19 @@ _PARAMETER = re.compile(r"(?<!\$)\$([1-9][0-9]*)")
 
 
 class Result(NamedTuple):
-    """
-    What a statement returned.
+    """What a statement returned."""
 
-    Attributes:
-        rows: All of them; numbers as int, text as str (as bytes from a column of bytes), NULL as None.
-        changed: How many rows it changed, or returned.
-        last_id: What ``LAST_INSERT_ID(value)`` was set to, on MariaDB and MySQL.
-    """
-
-    rows: Sequence[tuple[Any, ...]]
-    changed: int
-    last_id: int
+    rows: Sequence[tuple[Any, ...]]  # all; numbers as int, text as str (as bytes from a column of bytes), NULL as None
+    changed: int  # how many rows it changed, or returned
+    last_id: int  # what ``LAST_INSERT_ID(value)`` was set to, on MariaDB and MySQL
 
 
 class Statement:
-    """
-    One statement. Made once and used often: connections keep what they prepared by its identity.
-
-    Attributes:
-        text: With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of
-            what PREPARE prepares. It has no other ``$``.
-        packed: The same as bytes.
-    """
+    """One statement. Made once and used often: connections keep what they prepared by its identity."""
 
     def __init__(self, text: str) -> None:
+        # With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of what
+        # PREPARE prepares. It has no other ``$``.
         self.text = text
         self.packed = text.encode()
 
@@ -104,26 +92,19 @@ class Statement:
 
 
 class Connection:
-    """
-    One connection; a subclass for each driver.
+    """One connection; a subclass for each driver."""
 
-    Attributes:
-        fd: File descriptor of its socket; -1 if there is none.
-        used: Client monotonic time of its last use, set by its pool.
-        pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
-            set nothing for the session, and LISTEN does not work.
-        broken: An interrupt left it in an unknown state: `terminate` it.
-    """
-
-    used: float = 0.0
+    used: float = 0.0  # client monotonic time of its last use, set by its pool
+    # Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must set nothing
+    # for the session, and LISTEN does not work.
     pooled: bool = False
-    broken: bool = False
+    broken: bool = False  # an interrupt left it in an unknown state: `terminate` it
     _worker: Worker | None = None
 
     def __init__(self, runtime: Runtime, fd: int) -> None:
         self._runtime = runtime
         self._blocking = runtime.kind == "blocking"
-        self.fd = fd
+        self.fd = fd  # file descriptor of its socket; -1 if there is none
         _connections[id(self)] = self
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -217,16 +198,10 @@ os.register_at_fork(before=_before_fork, after_in_parent=_parents.pop)
 
 
 class Driver:
-    """
-    How lockkit connects to one database; a subclass for each kind.
+    """How lockkit connects to one database; a subclass for each kind."""
 
-    Attributes:
-        errors: What a `Connection` and `open` may raise.
-        password: The one that was used last, to keep it out of messages.
-    """
-
-    errors: tuple[type[BaseException], ...]
-    password: str = ""
+    errors: tuple[type[BaseException], ...]  # what a `Connection` and `open` may raise
+    password: str = ""  # the one that was used last, to keep it out of messages
 
     def open(self, runtime: Runtime) -> Connection:
         """Connect, in autocommit. It may block for longer than its caller can wait."""

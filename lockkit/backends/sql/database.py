@@ -58,26 +58,17 @@ WAIT_CHECK_SECONDS = 0.5
 
 
 class Database:
-    """
-    One database and lockkit's connections to it.
-
-    Attributes:
-        url: Where it is, without a password: for messages.
-        label: The same, shorter: ``host:port/name``, or a path.
-        pool_size: How many connections the pool of an application's engine may have; None: any number.
-        pooled: A pooler gives each statement another session; known after the first connection.
-        keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
-    """
+    """One database and lockkit's connections to it."""
 
     def __init__(
         self, driver: Driver, dialect: Dialect, runtime: Runtime, *, url: str, label: str, pool_size: int | None = None
     ) -> None:
         self.driver = driver
         self.dialect = dialect
-        self.url = url
-        self.label = label
-        self.pool_size = pool_size
-        self.pooled = False
+        self.url = url  # where it is, without a password: for messages
+        self.label = label  # the same, shorter: ``host:port/name``, or a path
+        self.pool_size = pool_size  # how many connections the pool of an application's engine may have; None: any
+        self.pooled = False  # a pooler gives each statement another session; known after the first connection
         self.keepalive = KEEPALIVE_SECONDS
         self.driver_errors = driver.errors
         self.kind = dialect.kind

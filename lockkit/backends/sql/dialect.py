@@ -272,24 +272,17 @@ def sqlite_kind(error: BaseException) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """
-    One kind of database.
+    """One kind of database."""
 
-    Attributes:
-        name: ``postgresql``, ``mysql`` (MariaDB too) or ``sqlite``.
-        now_us: SQL for its clock, see the module.
-        kind: Tells what an error is about.
-        set_up: Awaited with each new connection, a label for messages, and seconds for each answer: checks the server
-            and the connection's settings, and sets what holds for the session.
-        connections_max: Connections kept for statements. A statement takes a millisecond, so few carry many threads;
-            more would use up the server's for others. SQLite has one writer: a second connection of the same client
-            would only compete with the first, and renewals could not go first.
-    """
-
-    name: Literal["postgresql", "mysql", "sqlite"]
-    now_us: str
-    kind: Callable[[BaseException], Kind]
+    name: Literal["postgresql", "mysql", "sqlite"]  # ``mysql``: MariaDB too
+    now_us: str  # SQL for its clock, see the module
+    kind: Callable[[BaseException], Kind]  # tells what an error is about
+    # Awaited with each new connection, a label for messages, and seconds for each answer: checks the server and the
+    # connection's settings, and sets what holds for the session.
     set_up: Callable[[Connection, str, float], Awaitable[None]]
+    # Connections kept for statements. A statement takes a millisecond, so few carry many threads; more would use up the
+    # server's for others. SQLite has one writer: a second connection of the same client would only compete with the
+    # first, and renewals could not go first.
     connections_max: int = 4
 
 

@@ -204,26 +204,19 @@ class PymysqlConnection(Connection):
 
 
 class Guard:
-    """
-    What all connections of one client share for TLS.
-
-    Attributes:
-        disabled: The URL asks for no TLS.
-        required: The URL asks for TLS: a server without TLS is refused.
-        verified: The server must prove that it is the host of the URL.
-        context: What PyMySQL uses.
-    """
+    """What all connections of one client share for TLS."""
 
     def __init__(self, given: Mapping[str, Any], url: str) -> None:
         """Read the certificates; `given` are the `TLS_OPTIONS` of the URL, where ``ssl`` may be a context."""
-        self.disabled: bool = given.get("ssl_disabled", False)
+        self.disabled: bool = given.get("ssl_disabled", False)  # the URL asks for no TLS
+        # The URL asks for TLS: a server without TLS is refused.
         self.required = not self.disabled and any(given.get(name) for name in _ASKING)
         try:
-            self.context = self._make_context(given)
+            self.context = self._make_context(given)  # what PyMySQL uses
         except OSError as error:  # ssl.SSLError is one
             message = f"{url} cannot use its certificates for TLS ({error}): check ssl_ca, ssl_cert and ssl_key"
             raise ConfigurationError(message, backend=url) from error
-        self.verified = self.required and self.context.check_hostname
+        self.verified = self.required and self.context.check_hostname  # the server must prove to be the URL's host
 
     def _make_context(self, given: Mapping[str, Any]) -> ssl.SSLContext:
         if isinstance(given.get("ssl"), ssl.SSLContext):

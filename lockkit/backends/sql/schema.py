@@ -67,22 +67,13 @@ _COMMON_TYPES: dict[Kind, str] = {"number": "BIGINT", "flag": "BOOLEAN"}
 
 
 class Column(NamedTuple):
-    """
-    One column.
-
-    Attributes:
-        name: Its name.
-        kind: Of its values: ``key`` is compared as bytes.
-        default: In SQL; None: there is none.
-        null: It may be NULL, if it has no default.
-        beyond_locks: Locks work without it. Only what needs it names it.
-    """
+    """One column."""
 
     name: str
-    kind: Kind
-    default: str | None = None
-    null: bool = True
-    beyond_locks: bool = False
+    kind: Kind  # of its values: ``key`` is compared as bytes
+    default: str | None = None  # in SQL; None: there is none
+    null: bool = True  # it may be NULL, if it has no default
+    beyond_locks: bool = False  # locks work without it: only what needs it names it
 
     def spec(self, dialect: str) -> str:
         """Describe it as CREATE TABLE and ADD COLUMN do."""
@@ -93,18 +84,11 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """
-    One table; its first column is the primary key.
+    """One table; its first column is the primary key."""
 
-    Attributes:
-        fullname: As in ``table=``: a name, or a schema and a name.
-        columns: Its columns.
-        busy: Its rows are often updated.
-    """
-
-    fullname: str
+    fullname: str  # as in ``table=``: a name, or a schema and a name
     columns: tuple[Column, ...]
-    busy: bool = True
+    busy: bool = True  # its rows are often updated
 
     @property
     def schema(self) -> str:

@@ -35,17 +35,11 @@ CLOSE_SECONDS = 1.0
 
 
 class WakeupListener:
-    """
-    The listening connection of one client.
-
-    Attributes:
-        connection: The connection while it listens; None otherwise.
-        cannot_listen: A pooler is in between: LISTEN does not work.
-    """
+    """The listening connection of one client."""
 
     def __init__(self, runtime: Runtime, database: Database, channel: str) -> None:
-        self.connection: PsycopgConnection | None = None
-        self.cannot_listen = False
+        self.connection: PsycopgConnection | None = None  # while it listens; None otherwise
+        self.cannot_listen = False  # a pooler is in between: LISTEN does not work
         self._runtime = runtime
         self._database = database
         self._listen = Statement(f'LISTEN "{channel}"')

@@ -36,9 +36,6 @@ class _MysqlLocking(Locking):
 
     It counts in a transaction, too. MariaDB has other limits that go before it there, and both have one that ends the
     statement of a waiter, which then queues anew: lockkit switches them off.
-
-    Attributes:
-        mariadb: The server is MariaDB, as the newest session found.
     """
 
     units = 1
@@ -47,7 +44,7 @@ class _MysqlLocking(Locking):
     cancel = _CANCEL
     end_session = _END
 
-    mariadb = False
+    mariadb = False  # the server is MariaDB, as the newest session found
 
     def __init__(self, database: Database, name: str, *, auto_create: bool) -> None:
         super().__init__(database, name, auto_create=auto_create)

@@ -31,9 +31,6 @@ class Sessions:
 
     Each is one connection to the server. An application's engine says by the size of its pool how many connections it
     may have, so that number is kept to there; elsewhere ``pool_size`` says it.
-
-    Attributes:
-        closed: Nothing is kept any more.
     """
 
     def __init__(self, database: Database, runtime: Runtime, size: int | None, locking: Locking) -> None:
@@ -44,7 +41,7 @@ class Sessions:
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
         self._all: set[Session | object] = set()
-        self.closed = False
+        self.closed = False  # nothing is kept any more
 
     async def take(self, answer_by: float) -> Session:
         """Give a session for the caller alone: a kept one, or a new one by then (client monotonic time)."""

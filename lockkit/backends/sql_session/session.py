@@ -61,33 +61,21 @@ class Turn:
 
 
 class Session:
-    """
-    One session.
-
-    Attributes:
-        pid: The server's number for it, as KILL takes it; 0 until known.
-        started: When it began by the server's clock, to tell it from a later one with the same `pid`; 0 if not known.
-        limit: MariaDB and MySQL: how long the server lets it idle, seconds; None: lockkit has to set it.
-        planned: PostgreSQL: the statements that lock were prepared.
-        unanswered: A statement was sent whose answer was not read.
-        renewing: The limit in that statement, if it is a renewal.
-        sent_at: Before a statement was sent last, client monotonic clock: from then on the ttl of a renewal counts,
-            however late its answer is read.
-        dropped: lockkit closed it, in whatever state it was.
-        answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
-    """
+    """One session."""
 
     def __init__(self, connection: Connection, runtime: Runtime) -> None:
         self.connection = connection
-        self.pid = 0
-        self.started = 0
-        self.limit: int | None = None
-        self.planned = False
-        self.unanswered = False
-        self.renewing: int | None = None
+        self.pid = 0  # the server's number for it, as KILL takes it; 0 until known
+        self.started = 0  # when it began by the server's clock, to tell it from a later one of that `pid`; 0: unknown
+        self.limit: int | None = None  # MariaDB and MySQL: how long it may idle, seconds; None: lockkit has to set it
+        self.planned = False  # PostgreSQL: the statements that lock were prepared
+        self.unanswered = False  # a statement was sent whose answer was not read
+        self.renewing: int | None = None  # the limit in that statement, if it is a renewal
+        # Before a statement was sent last, client monotonic clock: from then on the ttl of a renewal counts, however
+        # late its answer is read.
         self.sent_at = runtime.now()
-        self.dropped = False
-        self.answer_by = inf
+        self.dropped = False  # lockkit closed it, in whatever state it was
+        self.answer_by = inf  # when the current call must end, client monotonic clock; set by each call that uses it
         self.turn = Turn(runtime)
         self._runtime = runtime
 
@@ -154,20 +142,12 @@ class Session:
 
 
 class Key(NamedTuple):
-    """
-    A lock as the database knows it.
+    """A lock as the database knows it."""
 
-    Attributes:
-        name: As the tables have it.
-        number: 64 bits of a hash, signed, for PostgreSQL's advisory locks.
-        text: The same for MariaDB and MySQL: more bits of it, in hexadecimal digits.
-        shared: The read side of the lock is meant.
-    """
-
-    name: str
-    number: int
-    text: str
-    shared: bool = False
+    name: str  # as the tables have it
+    number: int  # 64 bits of a hash, signed, for PostgreSQL's advisory locks
+    text: str  # the same for MariaDB and MySQL: more bits of it, in hexadecimal digits
+    shared: bool = False  # the read side of the lock is meant
 
 
 Taken: TypeAlias = tuple[int, int | None]
@@ -178,27 +158,17 @@ in the same statement; None: it is to be written; 0: it was written, and the ser
 
 
 class Claim:
-    """
-    One client's claim on a lock: it waits in the database's queue, and then holds the lock.
-
-    Attributes:
-        session: The session that waits or holds; None: there is none (any more).
-        queued: The statement that waits was sent, and its answer was not read.
-        sent: A session was asked for the lock, this one or one that has ended since.
-        key: The lock's key; set before `sent`.
-        look_at: When to look whether waiting in the queue is still of use, client monotonic clock.
-        owner: Of the lease, when the lock is held; so are `ttl` (seconds) and `valid_until`.
-        valid_until: When it loses its lock unless renewed before, client monotonic clock.
-    """
+    """One client's claim on a lock: it waits in the database's queue, and then holds the lock."""
 
     __slots__ = ("key", "look_at", "owner", "queued", "sent", "session", "ttl", "valid_until")
 
-    key: Key
-    owner: str
+    key: Key  # set before `sent`
+    owner: str  # of the lease; set when the lock is held, as are `ttl` and `valid_until`
     ttl: Seconds
-    valid_until: Instant
+    valid_until: Instant  # when it loses its lock unless renewed before, client monotonic clock
 
     def __init__(self) -> None:
-        self.session: Session | None = None
-        self.queued = self.sent = False
-        self.look_at = 0.0
+        self.session: Session | None = None  # that waits or holds; None: there is none (any more)
+        self.queued = False  # the statement that waits was sent, and its answer was not read
+        self.sent = False  # a session was asked for the lock, this one or one that has ended since
+        self.look_at = 0.0  # when to look whether waiting in the queue is still of use, client monotonic clock

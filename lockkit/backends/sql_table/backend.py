@@ -145,18 +145,11 @@ CAPABILITIES = Capabilities(
 
 @dataclass(slots=True)
 class Waiting:
-    """
-    `Request.state`: what a request that waits has left elsewhere.
+    """`Request.state`: what a request that waits has left elsewhere."""
 
-    Attributes:
-        connection: Where it is woken.
-        marked_at: When it stopped new readers, client monotonic time; None if it has not.
-        seen_held: It found the lock held, so it only looks until that is free.
-    """
-
-    connection: object = None
-    marked_at: Instant | None = None
-    seen_held: bool = False
+    connection: object = None  # where it is woken
+    marked_at: Instant | None = None  # when it stopped new readers, client monotonic time; None if it has not
+    seen_held: bool = False  # it found the lock held, so it only looks until that is free
 
 
 def waiting_of(request: Request) -> Waiting:

@@ -42,21 +42,16 @@ ENGINE_SECONDS = 0.0055
 
 
 class Pace:
-    """
-    How often a client looks for one lock.
-
-    Attributes:
-        seen_at: When the client last found it in other hands.
-        released_at: When the client released it, if it has not taken it since.
-        rate: Looks per second.
-    """
+    """How often a client looks for one lock."""
 
     __slots__ = ("_changed_at", "_token", "rate", "released_at", "seen_at")
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self.seen_at = self.released_at = self._changed_at = float("-inf")
-        self.rate = RATE_FIRST
+        self.seen_at = float("-inf")  # when the client last found it in other hands
+        self.released_at = float("-inf")  # when the client released it, if it has not taken it since
+        self._changed_at = float("-inf")
+        self.rate = RATE_FIRST  # looks per second
         self._token = 0
 
     def found(self, token: int, now: Instant) -> bool:

@@ -33,20 +33,12 @@ SHARES_CHARS_MAX = 16 * 1024 * 1024
 
 
 class Held(NamedTuple):
-    """
-    Why a lock cannot be had.
+    """Why a lock cannot be had."""
 
-    Attributes:
-        owner: Its holder; `SHARED` if there may be several.
-        left_us: After so many µs it may be had.
-        alien: A foreign client holds it, which notifies nobody.
-        token: Of a holder that is alone; 0: it is not.
-    """
-
-    owner: str
-    left_us: int
-    alien: bool = False
-    token: int = 0
+    owner: str  # its holder; `SHARED` if there may be several
+    left_us: int  # after so many µs it may be had
+    alien: bool = False  # a foreign client holds it, which notifies nobody
+    token: int = 0  # of a holder that is alone; 0: it is not
 
 
 class Claim(NamedTuple):
@@ -60,28 +52,19 @@ class Claim(NamedTuple):
 
 
 class Row:
-    """
-    A row of the lock table, as it was read.
-
-    Attributes:
-        key: Its name in the table.
-        state: What it says, without leases that have ended.
-        now_us: The database's clock when it was read.
-        exists: It is in the table.
-        wanted: A release must notify waiters.
-        alien: A foreign client holds the lock.
-        version: What must not have changed when it is written: see `Statements`.
-    """
+    """A row of the lock table, as it was read."""
 
     def __init__(self, key: str, values: Sequence[Any] | None = None) -> None:
-        self.key = key
-        self.exists = values is not None
+        self.key = key  # its name in the table
+        self.exists = values is not None  # in the table
         owner, metadata, metadata_owner, broken, writer, *rest = values or (None, None, None, None, None, *[0] * 6)
+        # `now_us` is the database's clock when the row was read.
         token, expires_us, self._writer_until_us, wanted, shares, self.now_us = rest
+        # What must not have changed when it is written: see `Statements`.
         self.version: tuple[Parameter, ...] = (token, expires_us, self._writer_until_us, int(wanted), text(shares))
-        self.wanted = bool(wanted)
-        self.alien = owner != metadata_owner
-        self.state: LockState[Claim] = LockState(token)
+        self.wanted = bool(wanted)  # a release must notify waiters
+        self.alien = owner != metadata_owner  # a foreign client holds the lock
+        self.state: LockState[Claim] = LockState(token)  # what it says, without leases that have ended
         found, holder = _decoded(text(shares)), text(owner)
         if holder == SHARED and found:
             self.state.leases = {each: lease for each, lease in found.items() if lease.until > self.now_us}

@@ -86,19 +86,14 @@ class WorkerPool:
 
 
 class WorkerProcess:
-    """
-    One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`.
-
-    Attributes:
-        connection: On which both say it.
-    """
+    """One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`."""
 
     def __init__(self, fork_server: ForkServer, limit: float, pass_fds: Sequence[int]) -> None:
         self._fork_server = fork_server
         self._deadline = time.monotonic() + limit
         self._limit = limit
         self._ended = False
-        self.connection, theirs = Pipe()
+        self.connection, theirs = Pipe()  # on which both say it
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         # What a library prints must not get between the messages: it is a complaint.
         standard = {0: theirs.fileno(), 1: self._complaints.fileno(), 2: self._complaints.fileno()}

@@ -34,22 +34,14 @@ SECONDS_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """
-    What a history shows. True only if it is valid.
+    """What a history shows. True only if it is valid."""
 
-    Attributes:
-        word: Unknown: the search was too long, or the model does not know a call. That is never valid.
-        reason: Why it is unknown.
-        failed: Of an invalid history, the call whose end nothing explains: up to there it is not linearizable.
-        concurrent: The other calls under way at that time.
-        states: The states of the model that were possible just before, without the calls under way.
-    """
-
-    word: Literal["valid", "invalid", "unknown"]
-    reason: str = ""
+    word: Literal["valid", "invalid", "unknown"]  # unknown: the search was too long, or the model does not know a call
+    reason: str = ""  # why it is unknown
+    # Of an invalid history, the call whose end nothing explains: up to there it is not linearizable.
     failed: Operation | None = None
-    concurrent: tuple[Operation, ...] = ()
-    states: tuple[Hashable, ...] = ()
+    concurrent: tuple[Operation, ...] = ()  # the other calls under way at that time
+    states: tuple[Hashable, ...] = ()  # of the model, possible just before, without the calls under way
 
     def __bool__(self) -> bool:
         """Tell whether it is valid."""

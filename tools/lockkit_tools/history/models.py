@@ -43,19 +43,12 @@ class LockState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LockModel:
-    """
-    Locks and semaphores.
+    """Locks and semaphores."""
 
-    Attributes:
-        permits: Holds at the same time, of any processes; an operation's ``limit`` goes before it.
-        depth: Holds of one process at the same time, where that alone may hold it (reentrant); 1: not reentrant.
-        owned: A release is of a process that holds it. Without that anybody's release will do.
-        fenced: Fences increase from holder to holder. As in Hazelcast's, an acquisition may come without one (0, nil).
-    """
-
-    permits: int = 1
-    depth: int = 1
-    owned: bool = True
+    permits: int = 1  # holds at the same time, of any processes; an operation's ``limit`` goes before it
+    depth: int = 1  # holds of one process at the same time, where that alone may hold it (reentrant); 1: not reentrant
+    owned: bool = True  # a release is of a process that holds it; without that anybody's release will do
+    # Fences increase from holder to holder. As in Hazelcast's, an acquisition may come without one (0, nil).
     fenced: bool = False
     initial = LockState()
 

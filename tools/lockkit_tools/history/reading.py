@@ -15,24 +15,14 @@ class MalformedHistory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """
-    One call, from its beginning to its end.
+    """One call, from its beginning to its end."""
 
-    Attributes:
-        process: Who called.
-        f: What: ``acquire``, ``release``.
-        value: What it gave, or was given.
-        called: Its beginning, as the number of its line.
-        returned: Its end, as the number of that line; None: nobody knows whether it happened, or when.
-        limit: Permits of the semaphore, if the history says it.
-    """
-
-    process: Hashable
-    f: str
-    value: Any
-    called: int
-    returned: int | None
-    limit: int | None = None
+    process: Hashable  # who called
+    f: str  # what: ``acquire``, ``release``
+    value: Any  # what it gave, or was given
+    called: int  # its beginning, as the number of its line
+    returned: int | None  # its end, as the number of that line; None: nobody knows whether it happened, or when
+    limit: int | None = None  # permits of the semaphore, if the history says it
 
     def __str__(self) -> str:
         """Say who called what, when, in one line."""

@@ -13,26 +13,16 @@ from lockkit.testing.history import encode
 
 @dataclass(slots=True)
 class Stay:
-    """
-    A call that acquires a lock, and what ends its stay. Times are of one clock, nanoseconds.
+    """A call that acquires a lock, and what ends its stay. Times are of one clock, nanoseconds."""
 
-    Attributes:
-        lock: Name of the lock.
-        client: Who called, for people.
-        called: When ``acquire`` was called.
-        returned: When it returned or raised; None if nobody knows whether it acquired the lock.
-        token: Fencing token of the lease; None if it was refused.
-        leaving: The last instant at which the holder surely held the lock: a release or loss comes after it.
-        left: When ``release`` returned; None if nobody knows when the lock was free: the holder was killed, lost its
-            lease or got no answer.
-    """
-
-    lock: str
-    client: str
-    called: int
-    returned: int | None = None
-    token: int | None = None
-    leaving: int = 0
+    lock: str  # its name
+    client: str  # who called, for people
+    called: int  # when ``acquire`` was called
+    returned: int | None = None  # when it returned or raised; None if nobody knows whether it acquired the lock
+    token: int | None = None  # fencing token of the lease; None if it was refused
+    leaving: int = 0  # the last instant at which the holder surely held the lock: a release or loss comes after it
+    # When ``release`` returned; None if nobody knows when the lock was free: the holder was killed, lost its lease or
+    # got no answer.
     left: int | None = None
 
 

@@ -304,14 +304,7 @@ class ModelBackend(SimulatedBackend):
 
 
 class ModelService(Service):
-    """
-    A server, or one with a replica, which has every change of it later.
-
-    Attributes:
-        lag: Seconds until the replica has a change; `inf` while replication is cut.
-        version: Number of the last change.
-        replicated: Number of the last change that the replica has.
-    """
+    """A server, or one with a replica, which has every change of it later."""
 
     parts = "lockkit's engine; a model stands in for the backend and its servers"
 
@@ -322,8 +315,8 @@ class ModelService(Service):
             self.add(server.node, server.kept)
         self._backends: list[ModelBackend] = []
         self.master, self._replica = self._servers[0], self._servers[-1]
-        self.lag = REPLICATION_SECONDS
-        self.version = self.replicated = 0
+        self.lag = REPLICATION_SECONDS  # seconds until the replica has a change; `inf` while replication is cut
+        self.version = self.replicated = 0  # numbers of the last change, and of the last that the replica has
         self._sent: object = None
 
     def look(self) -> None:

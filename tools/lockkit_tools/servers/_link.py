@@ -147,13 +147,7 @@ class Network:
 
 
 class Link:
-    """
-    One client's connection, and ours to the server on its behalf.
-
-    Attributes:
-        known: Not set: nothing is forwarded any more.
-        active_at: When something was forwarded last, by the loop's clock.
-    """
+    """One client's connection, and ours to the server on its behalf."""
 
     def __init__(self, network: Network, connection: socket.socket) -> None:
         self._network = network
@@ -161,10 +155,10 @@ class Link:
         self._writers: list[asyncio.StreamWriter] = []
         self._cut_when_open: Callable[[], None] | None = None
         self._trap: Trap | None = None
-        self.known = asyncio.Event()
+        self.known = asyncio.Event()  # not set: nothing is forwarded any more
         self.known.set()
         self._clock = asyncio.get_running_loop().time
-        self.active_at = self._clock()
+        self.active_at = self._clock()  # when something was forwarded last, by the loop's clock
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cut(self, *, reset: bool = False) -> None:

@@ -38,23 +38,16 @@ from lockkit_tools.simulation.world import Process, World
 
 @dataclass(slots=True)
 class Belief:
-    """
-    When a client may act on a lease.
+    """When a client may act on a lease."""
 
-    Attributes:
-        name: Of the lock or semaphore.
-        token: As the client has it.
-        end: True time. Moves with the deadline, until the belief is over.
-    """
-
-    name: str
+    name: str  # of the lock or semaphore
     client: str
     owner: str
     mode: Mode
     slot: int | None
-    token: int
+    token: int  # as the client has it
     start: float
-    end: float
+    end: float  # true time; moves with the deadline, until the belief is over
 
     def __str__(self) -> str:
         """Say whose it is."""
@@ -92,19 +85,12 @@ class Wait:
 
 @dataclass
 class Witness:
-    """
-    Watches what clients believe.
-
-    Attributes:
-        beliefs: In the order of their starts.
-        accesses: In the order in which the storage saw them.
-        waits: In the order of the calls.
-    """
+    """Watches what clients believe."""
 
     world: World
-    beliefs: list[Belief] = field(default_factory=list)
-    accesses: list[Access] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
+    beliefs: list[Belief] = field(default_factory=list)  # in the order of their starts
+    accesses: list[Access] = field(default_factory=list)  # in the order in which the storage saw them
+    waits: list[Wait] = field(default_factory=list)  # in the order of the calls
     _watches: dict[str, list[Watch]] = field(default_factory=dict)
 
     def join(self, process: Process) -> None:

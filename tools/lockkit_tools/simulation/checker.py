@@ -43,25 +43,16 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """
-    How late is too late in the schedule that was run. All in true seconds.
+    """How late is too late in the schedule that was run. All in true seconds."""
 
-    Attributes:
-        acquire_late: ``acquire`` returns at most so long after its timeout (its client not being paused).
-        clock_rates: Clients' clocks differ from true time by at most this share.
-        told_late: A loss is noticed at most so long after the deadline (its client not being paused).
-        kept_longer: A lease that ends by its deadline stays at the server for at most so long after it.
-        free_after_release: A lock that was given back is free for at most so long while a running client waits for it
-            and nothing is wrong with network and server.
-        free_after_expiry: As before, for a lock whose lease ran out.
-    """
-
-    acquire_late: float
-    clock_rates: float
-    told_late: float
-    kept_longer: float
+    acquire_late: float  # ``acquire`` returns at most so long after its timeout (its client not being paused)
+    clock_rates: float  # clients' clocks differ from true time by at most this share
+    told_late: float  # a loss is noticed at most so long after the deadline (its client not being paused)
+    kept_longer: float  # a lease that ends by its deadline stays at the server for at most so long after it
+    # A lock that was given back is free for at most so long while a running client waits for it and nothing is wrong
+    # with network and server.
     free_after_release: float
-    free_after_expiry: float
+    free_after_expiry: float  # as before, for a lock whose lease ran out
 
 
 class Problem(NamedTuple):

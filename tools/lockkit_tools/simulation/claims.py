@@ -24,12 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ProcessClaim:
-    """
-    One acquisition of a process, as the server knows it: a `lockkit.backends.lock_state.Claim`.
-
-    Attributes:
-        wake: Run there when it should ask again.
-    """
+    """One acquisition of a process, as the server knows it: a `lockkit.backends.lock_state.Claim`."""
 
     owner: str
     ttl: float
@@ -37,16 +32,11 @@ class ProcessClaim:
     mode: Mode
     limit: int
     process: Process
-    wake: Callable[[], object]
+    wake: Callable[[], object]  # run in the process when it should ask again
 
 
 class ClaimServer:
-    """
-    The service. Its public methods are what a client has a `Node` run; each is atomic.
-
-    Attributes:
-        locks: The state of each name.
-    """
+    """The service. Its public methods are what a client has a `Node` run; each is atomic."""
 
     def __init__(
         self,
@@ -58,7 +48,7 @@ class ClaimServer:
         state: type[LockState[ProcessClaim]] = LockState,
     ) -> None:
         self.node = node
-        self.locks: dict[str, LockState[ProcessClaim]] = {}
+        self.locks: dict[str, LockState[ProcessClaim]] = {}  # by name
         self._network = network
         self._history = history
         self._notices_death = notices_death

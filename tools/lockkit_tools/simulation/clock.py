@@ -6,17 +6,12 @@ from lockkit.units import Instant
 
 
 class Clock:
-    """
-    A clock with an offset and a rate of its own: ``offset + rate * true time``.
-
-    Attributes:
-        rate: Seconds that it shows per true second.
-    """
+    """A clock with an offset and a rate of its own: ``offset + rate * true time``."""
 
     __slots__ = ("_offset", "rate")
 
     def __init__(self, *, rate: float = 1.0, offset: float = 0.0) -> None:
-        self.rate = rate
+        self.rate = rate  # seconds that it shows per true second
         self._offset = offset
 
     def read(self, true_time: Instant) -> float:

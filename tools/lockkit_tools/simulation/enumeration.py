@@ -36,22 +36,13 @@ NOWHERE = "nowhere"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    What may happen next. The same step has the same words in each run in which it may happen.
+    """What may happen next. The same step has the same words in each run in which it may happen."""
 
-    Attributes:
-        what: `arrives`, `goes on` (time, when nothing is under way), or a kind of fault.
-        subject: Which message, node or process.
-        where: The machine at which it makes a difference; `NOWHERE` where a message is lost or late.
-        way: The connection and direction of a message.
-        call: The call that the message answers, where that waits for the answers of several nodes.
-    """
-
-    what: str
-    subject: str
-    where: str
-    way: str = ""
-    call: str = ""
+    what: str  # `arrives`, `goes on` (time, when nothing is under way), or a kind of fault
+    subject: str  # which message, node or process
+    where: str  # the machine at which it makes a difference; `NOWHERE` where a message is lost or late
+    way: str = ""  # the connection and direction of a message
+    call: str = ""  # the one that the message answers, where it waits for the answers of several nodes
 
     @property
     def is_fault(self) -> bool:
@@ -74,22 +65,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """
-    How far a search goes.
+    """How far a search goes."""
 
-    Attributes:
-        faults: How many strike at most in one schedule.
-        kinds: Which ones.
-        pause: How long a paused process stands still, seconds.
-        late: How long a late message takes, seconds.
-        reduced: Whether schedules that differ by swaps alone are run once.
-    """
-
-    faults: int = 0
-    kinds: tuple[FaultKind, ...] = ()
-    pause: Seconds = 0.0
-    late: Seconds = 0.0
-    reduced: bool = True
+    faults: int = 0  # how many strike at most in one schedule
+    kinds: tuple[FaultKind, ...] = ()  # which ones
+    pause: Seconds = 0.0  # how long a paused process stands still
+    late: Seconds = 0.0  # how long a late message takes
+    reduced: bool = True  # schedules that differ by swaps alone are run once
 
 
 @dataclass(slots=True)
@@ -117,22 +99,13 @@ class _Redundant(Exception):
 
 @dataclass
 class Found:
-    """
-    What a search found.
+    """What a search found."""
 
-    Attributes:
-        schedules: How many were run to their end.
-        cut: How many were left when they turned out to repeat another.
-        choices: In the longest schedule.
-        problem: What broke a promise, empty if nothing did; the search ends with it.
-        trail: The choices that led there.
-    """
-
-    schedules: int = 0
-    cut: int = 0
-    choices: int = 0
-    problem: str = ""
-    trail: list[str] = field(default_factory=list)
+    schedules: int = 0  # how many were run to their end
+    cut: int = 0  # how many were left when they turned out to repeat another
+    choices: int = 0  # in the longest schedule
+    problem: str = ""  # what broke a promise, empty if nothing did; the search ends with it
+    trail: list[str] = field(default_factory=list)  # the choices that led there
 
 
 class Chooser:
@@ -214,20 +187,12 @@ Clock = dict[str, int]
 
 @dataclass(slots=True)
 class Message:
-    """
-    A message that is under way.
+    """A message that is under way."""
 
-    Attributes:
-        number: On its way, from 1.
-        seen: The clock of its sender.
-        arrive: What it does.
-        call: See `Step`.
-    """
-
-    number: int
-    seen: Clock
-    arrive: Callable[[], object]
-    call: str
+    number: int  # on its way, from 1
+    seen: Clock  # of its sender
+    arrive: Callable[[], object]  # what it does
+    call: str  # see `Step`
 
 
 class ChosenNetwork(Network):
@@ -264,18 +229,13 @@ class ChosenWorld(World):
 
     Since of several sequences one is run, that something happens later here proves nothing: only if it is later by the
     clocks, it is so in each of them.
-
-    Attributes:
-        network: Of this world.
-        nodes: That may restart.
-        clocks: Of each machine.
     """
 
     def __init__(self, chooser: Chooser, bounds: Bounds) -> None:
         super().__init__(1)
         self.network = ChosenNetwork(self)
-        self.nodes: list[Node] = []
-        self.clocks: defaultdict[str, Clock] = defaultdict(dict)
+        self.nodes: list[Node] = []  # that may restart
+        self.clocks: defaultdict[str, Clock] = defaultdict(dict)  # of each machine
         self._chooser = chooser
         self._bounds = bounds
         self._faults_left = bounds.faults

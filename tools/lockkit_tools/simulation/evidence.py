@@ -48,35 +48,25 @@ class SeenCall:
 
 @dataclass(slots=True)
 class Seen:
-    """
-    Everything.
-
-    Attributes:
-        leases: As clients saw them, by owner.
-        grants_of: As the server saw them, by owner. An owner gets one grant; a second is a problem.
-        grants: As the server gave them, by name of the lock.
-        free: By name of the lock: when nobody held it, and how it had become free.
-        faults: When network or server were not well.
-        undone: When the server last ran an undo or release of an owner.
-        quiet: What was left at the server.
-        bugs: What must not happen at all.
-    """
+    """Everything."""
 
     ended: float
     calls: dict[int, SeenCall] = field(default_factory=dict)
-    leases: dict[str, SeenLease] = field(default_factory=dict)
+    leases: dict[str, SeenLease] = field(default_factory=dict)  # as clients saw them, by owner
+    # As the server saw them, by owner. An owner gets one grant; a second is a problem.
     grants_of: dict[str, list[SeenGrant]] = field(default_factory=lambda: defaultdict(list))
-    grants: dict[str, list[h.Granted]] = field(default_factory=lambda: defaultdict(list))
+    grants: dict[str, list[h.Granted]] = field(default_factory=lambda: defaultdict(list))  # by name of the lock
     pauses: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     crashed: dict[str, float] = field(default_factory=dict)
     closed: dict[str, h.Closed] = field(default_factory=dict)
-    faults: list[Span] = field(default_factory=list)
-    undone: dict[str, float] = field(default_factory=dict)
+    faults: list[Span] = field(default_factory=list)  # when network or server were not well
+    undone: dict[str, float] = field(default_factory=dict)  # when the server last ran an undo or release of an owner
     freed: list[h.Freed] = field(default_factory=list)
+    # By name of the lock: when nobody held it, and how it had become free.
     free: dict[str, list[tuple[Span, str]]] = field(default_factory=lambda: defaultdict(list))
-    quiet: list[h.Quiet] = field(default_factory=list)
+    quiet: list[h.Quiet] = field(default_factory=list)  # what was left at the server
     writes: list[h.Wrote] = field(default_factory=list)
-    bugs: list[h.Stuck | h.Broken] = field(default_factory=list)
+    bugs: list[h.Stuck | h.Broken] = field(default_factory=list)  # what must not happen at all
 
     def alive_until(self, client: str) -> float:
         """When a client crashed; infinity if it did not."""

@@ -42,48 +42,31 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """
-    What happens to messages in general.
+    """What happens to messages in general."""
 
-    Attributes:
-        latency: Time of one message in one direction, from and to, seconds.
-        requests_lost: Share of requests that get lost, 0 to 1.
-        answers_lost: Share of answers that get lost, 0 to 1.
-        slow: Share of messages that take up to `slow_max` instead.
-        slow_max: Longest time of a slow message, seconds.
-    """
-
-    latency: tuple[float, float] = (0.0002, 0.002)
-    requests_lost: float = 0.0
-    answers_lost: float = 0.0
-    slow: float = 0.0
-    slow_max: float = 1.0
+    latency: tuple[float, float] = (0.0002, 0.002)  # time of one message in one direction, from and to, seconds
+    requests_lost: float = 0.0  # share, 0 to 1
+    answers_lost: float = 0.0  # share, 0 to 1
+    slow: float = 0.0  # share of messages that take up to `slow_max` instead
+    slow_max: float = 1.0  # longest time of a slow message, seconds
 
 
 CALM = Conditions()
 
 
 class Node:
-    """
-    A machine that serves.
-
-    Attributes:
-        clock: Its monotonic clock, which expiry counts on. Goes on while it is paused or down.
-        wall_clock: Its time of day, which may jump.
-        paused: It is stopped (SIGSTOP): what arrives is kept.
-        stopped: Called when it goes down, with whether its data is lost.
-    """
+    """A machine that serves."""
 
     __slots__ = ("_backlog", "clock", "name", "paused", "stopped", "up", "wall_clock", "world")
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, wall_offset: float = 0.0) -> None:
         self.world = world
         self.name = name
-        self.clock = Clock(rate=rate)
-        self.wall_clock = Clock(rate=rate, offset=WALL_CLOCK_START + wall_offset)
+        self.clock = Clock(rate=rate)  # its monotonic clock, which expiry counts on; goes on while it is paused or down
+        self.wall_clock = Clock(rate=rate, offset=WALL_CLOCK_START + wall_offset)  # its time of day, which may jump
         self.up = True
-        self.paused = False
-        self.stopped: list[Callable[[bool], object]] = []
+        self.paused = False  # it is stopped (SIGSTOP): what arrives is kept
+        self.stopped: list[Callable[[bool], object]] = []  # called when it goes down, with whether its data is lost
         self._backlog: list[tuple[Callable[[], Any], Callable[[Answer], object]]] = []
 
     def now(self) -> float:
@@ -128,18 +111,12 @@ class Node:
 
 
 class Network:
-    """
-    Carries messages between processes and nodes.
-
-    Attributes:
-        conditions: May be replaced at any time; counts for messages sent from then on.
-        slowest: Longest time that any message so far has been under way, or will be, seconds.
-    """
+    """Carries messages between processes and nodes."""
 
     def __init__(self, world: World, conditions: Conditions = CALM) -> None:
         self.world = world
-        self.conditions = conditions
-        self.slowest = 0.0
+        self.conditions = conditions  # may be replaced at any time; counts for messages sent from then on
+        self.slowest = 0.0  # longest time that any message so far has been under way, or will be, seconds
         self._chance = world.chance("network").random
         self._last_arrival: dict[tuple[str, str, bool], float] = {}
         self._cut_requests: set[tuple[str, str]] = set()

@@ -29,18 +29,13 @@ SAVE_CHANCE = 0.02
 
 
 class VotingNode:
-    """
-    One Redis node: its keys, and each Lua file as a method.
-
-    Attributes:
-        saves: What it forgets, it forgets back to its last snapshot.
-    """
+    """One Redis node: its keys, and each Lua file as a method."""
 
     def __init__(self, world: World, index: int, *, rate: float, wall_offset: float, info: bool = True) -> None:
         self.node = Node(world, f"node{index}", rate=rate, wall_offset=wall_offset)
         self.node.stopped.append(self._stopped)
         self.run = 1
-        self.saves = False
+        self.saves = False  # when it loses data, it goes back to its last snapshot
         self._info = info
         self._chance = world.chance(f"snapshots of node{index}")
         self._forget()

@@ -38,13 +38,7 @@ WALL_CLOCK_WRONG = 1000.0
 
 
 class Simulation:
-    """
-    One run of a schedule.
-
-    Attributes:
-        chance: Draws what differs between the machines.
-        calls: Numbers the calls of ``acquire``.
-    """
+    """One run of a schedule."""
 
     def __init__(
         self,
@@ -57,12 +51,12 @@ class Simulation:
         self.history: History = []
         self.world = World(schedule.seed)
         self.network = Network(self.world, schedule.conditions)
-        self.chance = self.world.chance("machines")
+        self.chance = self.world.chance("machines")  # draws what differs between the machines
         wrong = self.chance.uniform(-WALL_CLOCK_WRONG, WALL_CLOCK_WRONG)
         self.node = Node(self.world, "server", rate=schedule.server_rate, wall_offset=wrong)
         self.server = server(self.node, self.network, self.history, wakeup=schedule.wakeup, tells=schedule.tells)
         self.storage = Storage(self.world, self.network, self.history)
-        self.calls = count(1)
+        self.calls = count(1)  # numbers the calls of ``acquire``
         self.limits = schedule.limits()
         self._backend = backend
         self.clients = [self._join(index, rate) for index, rate in enumerate(schedule.client_rates)]

@@ -28,59 +28,36 @@ EXTENDED_MAX = 2.5
 
 
 class Fault(NamedTuple):
-    """
-    Something that is done to a client or the server.
-
-    Attributes:
-        client: To which client, by number, where it is done to one.
-        seconds: How long it lasts, or by how much the clock jumps.
-        variant: 0 to 1: which of its forms, where it has several.
-    """
+    """Something that is done to a client or the server."""
 
     at: float
     kind: FaultKind
-    client: int
-    seconds: float
-    variant: float
+    client: int  # to which one, by number, where it is done to one
+    seconds: float  # how long it lasts, or by how much the clock jumps
+    variant: float  # 0 to 1: which of its forms, where it has several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """
-    One random schedule.
-
-    Attributes:
-        ttl: Of most leases, seconds.
-        workers: For each client, how many tasks use it.
-        rounds: How many acquisitions each of them tries.
-        wakeup: What the server does for waiters.
-        conditions: Of the network, until `healed_at`.
-        call_timeout: Seconds that a client waits for an answer.
-        lateness: Timers of clients are late by up to this, seconds.
-        healed_at: When network and server become well again, true time.
-        session_age: The server counts the ttl of a grant from so long before it (a session's last heartbeat), seconds.
-        ttl_max: The server keeps no lease for longer, seconds.
-        singly: Renewals are sent one by one: some of a batch may have an answer, others none.
-        tells: The server tells the holder of a loss, and now and then asks it to confirm what it holds.
-    """
+    """One random schedule."""
 
     seed: int
-    ttl: float
+    ttl: float  # of most leases, seconds
     names: tuple[str, ...]
-    workers: tuple[int, ...]
-    rounds: int
-    wakeup: Wakeup
-    conditions: Conditions
-    call_timeout: float
-    lateness: float
+    workers: tuple[int, ...]  # for each client, how many tasks use it
+    rounds: int  # how many acquisitions each of them tries
+    wakeup: Wakeup  # what the server does for waiters
+    conditions: Conditions  # of the network, until `healed_at`
+    call_timeout: float  # seconds that a client waits for an answer
+    lateness: float  # timers of clients are late by up to this, seconds
     client_rates: tuple[float, ...]
     server_rate: float
     faults: tuple[Fault, ...]
-    healed_at: float
-    session_age: float = 0.0
-    ttl_max: float = inf
-    singly: bool = False
-    tells: bool = False
+    healed_at: float  # when network and server become well again, true time
+    session_age: float = 0.0  # a grant's ttl counts from so long before it (a session's last heartbeat), seconds
+    ttl_max: float = inf  # the server keeps no lease for longer, seconds
+    singly: bool = False  # renewals are sent one by one: some of a batch may have an answer, others none
+    tells: bool = False  # the server tells the holder of a loss, and now and then asks it to confirm what it holds
 
     @property
     def calm(self) -> bool:

@@ -57,14 +57,7 @@ class Refusal:
 
 
 class LockServer:
-    """
-    The service. Its public methods are what a client has a `Node` run; each is atomic.
-
-    Attributes:
-        records: Who holds what. A record that has ended stays until somebody asks.
-        tokens: The last token of each name, also of free locks.
-        notes: The note on each lock, and when its life ends.
-    """
+    """The service. Its public methods are what a client has a `Node` run; each is atomic."""
 
     def __init__(
         self, node: Node, network: Network, history: History, *, wakeup: Wakeup = "fair", tells: bool = False
@@ -74,9 +67,9 @@ class LockServer:
         self.tells = tells
         self.clients: dict[str, tuple[Process, Host]] = {}
         self.history = history
-        self.records: dict[str, Record] = {}
-        self.tokens: dict[str, int] = {}
-        self.notes: dict[str, tuple[str, float]] = {}
+        self.records: dict[str, Record] = {}  # who holds what; a record that has ended stays until somebody asks
+        self.tokens: dict[str, int] = {}  # the last one of each name, also of free locks
+        self.notes: dict[str, tuple[str, float]] = {}  # on each lock, and when its life ends
         self._queues: dict[str, list[Waiting]] = {}
         self._offered_until: dict[str, float] = {}
         self._network = network

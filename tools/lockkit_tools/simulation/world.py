@@ -57,24 +57,16 @@ class Timer:
 
 
 class World:
-    """
-    Time, timers and tasks.
-
-    Attributes:
-        current: The task that is running, or None.
-        failures: What tasks raised that nobody waited for: bugs of the simulated program.
-        mutexes_held: Short sections entered and not left; none may be open when a task suspends.
-        probe: Called after each timer, to watch the machines from outside.
-    """
+    """Time, timers and tasks."""
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
         self.seed = seed
         self.now = 0.0
-        self.current: Task[Any] | None = None
-        self.failures: list[tuple[Task[Any], BaseException]] = []
+        self.current: Task[Any] | None = None  # the one that is running
+        self.failures: list[tuple[Task[Any], BaseException]] = []  # that nobody awaited: bugs of the simulated program
         self.processes: list[Process] = []
-        self.mutexes_held = 0
-        self.probe: Callable[[], object] | None = None
+        self.mutexes_held = 0  # short sections entered and not left; none may be open when a task suspends
+        self.probe: Callable[[], object] | None = None  # called after each timer, to watch the machines from outside
         self.ready: list[Task[Any]] = []
         self._steps_left = steps_max
         self._timers: list[tuple[float, float, int, Timer]] = []
@@ -169,18 +161,7 @@ errors of clocks with large offsets, else a loop that waits for a deadline would
 
 
 class Process:
-    """
-    One program. Made by `World.process`.
-
-    Attributes:
-        random: Its chance, for the runtime.
-        paused: Stopped (SIGSTOP, a frozen virtual machine): none of its tasks runs, its clock goes on.
-        dead: Crashed. Its tasks are gone; nothing that they left has any effect.
-        at_crash: Called when it crashes, before its tasks are closed.
-        background: Numbers of the tasks that go on until nothing else is left (`SimulatedRuntime.spawn`).
-        refuses_tasks: No background work can be started, as by a system that has no threads left.
-        probe: Called after each step of one of its tasks, to watch from outside what the program believes.
-    """
+    """One program. Made by `World.process`."""
 
     __slots__ = (
         "_frozen", "_lateness", "_lingering", "_received", "at_crash", "background", "clock", "dead", "name", "paused",
@@ -191,14 +172,15 @@ class Process:
         self.world = world
         self.name = name
         self.clock = clock
-        self.random = world.chance(f"process {name}")
-        self.paused = False
-        self.dead = False
-        self.at_crash: list[Callable[[], object]] = []
+        self.random = world.chance(f"process {name}")  # for the runtime
+        self.paused = False  # stopped (SIGSTOP, a frozen virtual machine): none of its tasks runs, its clock goes on
+        self.dead = False  # crashed; its tasks are gone, and nothing that they left has any effect
+        self.at_crash: list[Callable[[], object]] = []  # called when it crashes, before its tasks are closed
+        # Called after each step of one of its tasks, to watch from outside what the program believes.
         self.probe: Callable[[], object] | None = None
         self.tasks: dict[int, Task[Any]] = {}
-        self.background: set[int] = set()
-        self.refuses_tasks = False
+        self.background: set[int] = set()  # by number: they go on until nothing else is left (`SimulatedRuntime.spawn`)
+        self.refuses_tasks = False  # no background work can be started, as by a system that has no threads left
         self._lingering: list[Task[Any]] = []
         self._frozen: list[Task[Any]] = []
         self._received: list[Callable[[], object]] = []
@@ -316,12 +298,7 @@ class ProcessDied(BaseException):
 
 
 class Task(Generic[T]):
-    """
-    A coroutine that runs in steps.
-
-    Attributes:
-        number: In the order in which tasks were started.
-    """
+    """A coroutine that runs in steps."""
 
     __slots__ = (
         "__weakref__", "_awaited", "_cancelled", "_cancelling", "_coroutine", "_error", "_joining", "_value", "done",
@@ -331,7 +308,7 @@ class Task(Generic[T]):
     def __init__(self, process: Process, coroutine: Coroutine[Any, Any, T], name: str, *, awaited: bool) -> None:
         self.process = process
         self.name = name
-        self.number = process.world.count()
+        self.number = process.world.count()  # in the order in which tasks were started
         self.done = False
         self.waiter: Waiter | None = None
         self.wake_value: object = None

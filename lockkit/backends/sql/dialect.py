@@ -85,6 +85,7 @@ _CONFIGURATION: Mapping[Kind, str] = {
     # They do not agree on encryption, or one does not trust the other's certificate.
     "tls": "cannot be connected to with these settings for TLS: check the certificates, and the driver's options for "
     "TLS",
+    "option": "cannot be connected to, since the driver does not accept an option of the URL",
     "no database": "cannot be opened: check the name of the database. The database, or the directory of its file, must "
     "exist",
     "read-only": "is read-only here, and a lock must be written: give the primary, and a user that may write there",
@@ -152,6 +153,9 @@ _POSTGRESQL_TEXTS = {
     "does not exist": "no database",
     "not currently accepting connections": "no database",
     "statement pooling mode": "no transaction",
+    # libpq reads a URL's options when it connects.
+    ' value: "': "option",
+    "connection option": "option",
 }
 
 

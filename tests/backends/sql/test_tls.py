@@ -112,6 +112,13 @@ def test_server_is_refused(url: Url, kind: str, host: str, options: str) -> None
         lock(url(kind, host, options))
 
 
+@pytest.mark.parametrize("option", ["sslmode=requird", "target_session_attrs=primari", "keepalives=si"])
+def test_misspelled_value_is_no_outage(url: Url, option: str) -> None:
+    """libpq reads it when it connects."""
+    with pytest.raises(lockkit.ConfigurationError, match="does not accept an option of the URL"):
+        lock(url("postgresql", "localhost", option))
+
+
 def test_connections_of_mariadb_share_one_context(url: Url) -> None:
     """To make one for each takes as long as twenty statements."""
     named = url("mariadb", "localhost", "ssl_ca={ca}&mode=advisory")

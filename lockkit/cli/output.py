@@ -44,8 +44,8 @@ def settings_told(options: Any) -> profiles.Settings:  # noqa: ANN401 - any comm
     if settings.embedded:
         directory = profiles.default_directory() / "locks"
         say(
-            f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
-            "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
+            f"nothing names a backend, so locks are files in {directory}, which lock out this user's processes on "
+            "this machine only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
         )
     return settings
 

@@ -63,8 +63,11 @@ _DEFAULT = "the default"
 _FILES = ("lockkit.toml", "pyproject.toml")
 """Where profiles may be, in the order in which they win within one directory."""
 
-_MEANT = {"PROFILE": "ENV", "ENVIRONMENT": "ENV"}
+_MEANT = {"PROFILE": "ENV", "ENVIRONMENT": "ENV", "BACKEND": "URL"}
 """What people may write after ``LOCKKIT_`` and what they mean, besides what nearly is one of `_CHOOSING`."""
+
+_NEARLY = re.compile(r"LOCK+_?K?IT+_?(?P<word>\w+)", re.IGNORECASE)
+"""``LOCKKIT_`` and what people write for it: LOCKIT_, LOCK_KIT_, LOCKKIT, lockkit_."""
 
 _CHOOSING = ("URL", "ENV", "CONFIG")
 
@@ -104,6 +107,8 @@ class Settings:
 def resolve(url: str | None, profile: str | None, options: Mapping[str, object]) -> Settings:
     """Decide which backend to use; the module's docstring has the order. Reads files, but asks no server."""
     if url is not None:
+        if profile is not None:
+            log.warning("the given url decides, so the profile %s and its options are not used", shown(profile))
         return _settings(url, options, _GIVEN)
     if profile is not None:
         return _from_profile(profile, options, "profile=")
@@ -128,11 +133,12 @@ def _warn_of_misspelled(otherwise: str) -> None:
     No error: the application may have variables of its own, and Kubernetes sets LOCKKIT_PORT for a service named so.
     """
     for name in os.environ:
-        if not name.startswith("LOCKKIT_") or name in _OTHER_VARIABLES:
+        written = _NEARLY.fullmatch(name)
+        if written is None or name in _OTHER_VARIABLES:
             continue
         import difflib  # noqa: PLC0415 - `import lockkit` stays light
 
-        word = name.removeprefix("LOCKKIT_")
+        word = written["word"].upper()
         for meant in difflib.get_close_matches(_MEANT.get(word, word), _CHOOSING, n=1):
             text = "%s is set, which lockkit does not read: did you mean LOCKKIT_%s? Without that, %s"
             log.warning(text, name, meant, otherwise)
@@ -338,8 +344,9 @@ def _expand(key: str, value: object, source: str) -> object:
         if not match["end"] or not _VARIABLE.fullmatch(name):
             message = f"{source}: {key} has a ${{ without the name of a variable and a }}; $${{ is a literal ${{"
             raise ConfigurationError(message)
-        if name not in os.environ:
-            raise ConfigurationError(f"{source}: {key} needs the environment variable {name}, which is not set")
+        if not os.environ.get(name):
+            state = "is not set" if name not in os.environ else "is empty"
+            raise ConfigurationError(f"{source}: {key} needs the environment variable {name}, which {state}")
         return os.environ[name]
 
     return _REFERENCE.sub(replace, value)

@@ -183,6 +183,8 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
     instead = "Give one of those, or pass a URL to lockkit.connect"
     if type(client).__module__.startswith("django."):
         instead = "Call lockkit.integrations.django.from_connection(connection)"
+    elif type(client).__module__.startswith("sqlalchemy."):
+        instead = "Give the engine: session.get_bind(), connection.engine"
     raise ConfigurationError(
         f"no backend accepts a connection of type {type(client).__module__}.{type(client).__qualname__}. "
         f"Built-in backends accept objects of: {', '.join(accepted)}; installed ones may accept others. {instead}"

@@ -31,7 +31,7 @@ NOT_EXAMINED = Check(
 THIS_MACHINE_ONLY = Check(
     "this-machine-only",
     Severity.WARNING,
-    "The locks lock out processes of this machine only: on every other machine somebody may hold the same lock.",
+    "The locks lock out this user's processes on this machine only: anybody else may hold the same lock.",
     "reference/configuration.md#order",
 )
 
@@ -207,7 +207,7 @@ def examine_settings(settings: profiles.Settings, *, ttl: Seconds | timedelta | 
         examination.find(
             THIS_MACHINE_ONLY,
             settings.url.safe_text,
-            "Nothing names a backend, so locks are files of this machine.",
+            "Nothing names a backend, so locks are files of this user on this machine.",
             "Give a URL, set LOCKKIT_URL, or write a lockkit.toml; scope=network or LOCKKIT_SCOPE=network refuses this",
         )
     examination.judge_ttl()

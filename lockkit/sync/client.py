@@ -38,7 +38,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     Args:
         url: Which backend, for example ``redis://localhost:6379/0``, ``file:///var/lock/app`` or ``memory://``.
             None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, the profile ``default``; without
-            any configuration files of this user, which lock out only processes of this machine.
+            any configuration files of this user, which lock out only this user's processes on this machine.
         profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
         **options: ``ttl`` and ``timeout`` (defaults of the client's locks, seconds), ``unavailable_after`` (seconds
             without one answer after which a wait without timeout gives up), ``scope`` (``"network"``, ``"machine"`` or

@@ -181,8 +181,8 @@ def test_path_without_home_and_locale(cli: Cli) -> None:
 def test_locks_of_this_machine_are_not_used_in_silence(cli: Cli, words: tuple[str, ...]) -> None:
     """Once, also for cron: where nothing names a backend, other machines are not locked out."""
     told = (
-        f"lockkit: nothing names a backend, so locks are files in {cli.home}/state/locks, which lock out processes of "
-        "this machine only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml\n"
+        f"lockkit: nothing names a backend, so locks are files in {cli.home}/state/locks, which lock out this user's "
+        "processes on this machine only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml\n"
     )
     assert "this machine" not in cli.run(*words).stderr
     del cli.env["LOCKKIT_URL"]

@@ -170,6 +170,7 @@ REFUSED = [
     profile("url = 'memory:'\nx.y = 1", "x must be a string, a number, true or false, not dict"),
     profile("url = 'memory:'\nx = 2020-01-01", "not date"),
     profile("url = 'redis://:${PW}@h'", "url needs the environment variable PW, which is not set$", PX="hunter2"),
+    profile("url = 'file:${DIRECTORY}'", "url needs the environment variable DIRECTORY, which is empty$", DIRECTORY=""),
     profile("url = 'redis://:${PW}@h'", r"the backend URL \(redis:…\) ", PW="hunter2/x"),
     # A default after ``:-`` may be a password.
     *(profile(f"url = 'redis://:hunter2{wrong}@h'", NO_NAME, A="x")
@@ -357,13 +358,13 @@ def test_given_options_win_over_the_profiles(root: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "expanded"),
     [
-        *(("${A}", "1"), ("x${A}y${B_2}z", "x1y2z"), ("${E}", ""), ("$A", "$A"), ("$$A $", "$$A $")),
+        *(("${A}", "1"), ("x${A}y${B_2}z", "x1y2z"), ("$A", "$A"), ("$$A $", "$$A $")),
         *(("$${A}", "${A}"), ("$$${A}", "$${A}"), ("$${${A}}", "${1}"), ("${N}", "${A}"), ("<${S}>", r"<\1${A}>")),
     ],
 )
 def test_references_are_replaced_once(text: str, expanded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a variable holds is not looked through again; only ``$${`` is an escape."""
-    for name, value in {"A": "1", "B_2": "2", "E": "", "N": "${A}", "S": r"\1${A}"}.items():
+    for name, value in {"A": "1", "B_2": "2", "N": "${A}", "S": r"\1${A}"}.items():
         monkeypatch.setenv(name, value)
 
     assert profiles._expand("key", text, "profile") == expanded
@@ -373,6 +374,13 @@ def test_references_are_replaced_once(text: str, expanded: str, monkeypatch: pyt
 def test_every_text_can_be_written(text: str) -> None:
     """Doubling the dollar of each ``${`` is enough."""
     assert profiles._expand("key", text.replace("${", "$${"), "profile") == text
+
+
+def test_profile_beside_a_url_is_not_ignored_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """It may require a scope."""
+    assert profiles.resolve("memory://", "prod", {}).url.text == "memory://"
+
+    assert caplog.messages == ["the given url decides, so the profile 'prod' and its options are not used"]
 
 
 def test_literal_may_look_like_a_variable(root: Path) -> None:
@@ -388,13 +396,18 @@ def test_literal_may_look_like_a_variable(root: Path) -> None:
 
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
-    ("name", "meant"), [("ULR", "URL"), ("URI", "URL"), ("PROFILE", "ENV"), ("ENVIRONMENT", "ENV")]
+    ("name", "meant"),
+    [
+        *(("LOCKKIT_ULR", "URL"), ("LOCKKIT_URI", "URL"), ("LOCKKIT_BACKEND", "URL"), ("LOCKIT_URL", "URL")),
+        *(("LOCKKITURL", "URL"), ("LOCK_KIT_URL", "URL"), ("lockkit_url", "URL"), ("Lockkit_Config", "CONFIG")),
+        *(("LOCKKIT_PROFILE", "ENV"), ("LOCKKIT_ENVIRONMENT", "ENV"), ("LOCKIT_ENV", "ENV")),
+    ],
 )
 def test_misspelled_variable_is_warned_of_where_it_would_have_decided(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
 ) -> None:
     """A crontab with a typo would exclude no other machine, and nobody would notice."""
-    monkeypatch.setenv(f"LOCKKIT_{name}", "redis://:hunter2@h")
+    monkeypatch.setenv(name, "redis://:hunter2@h")
     with monkeypatch.context() as patch:
         patch.setenv("LOCKKIT_URL", "memory:")
         profiles.resolve(None, None, {})
@@ -403,7 +416,7 @@ def test_misspelled_variable_is_warned_of_where_it_would_have_decided(
     assert profiles.resolve(None, None, {}).url.text == "file:"
 
     (said,) = caplog.messages
-    assert said.startswith(f"LOCKKIT_{name} is set, which lockkit does not read: did you mean LOCKKIT_{meant}?")
+    assert said.startswith(f"{name} is set, which lockkit does not read: did you mean LOCKKIT_{meant}?")
     assert "hunter2" not in said
 
 

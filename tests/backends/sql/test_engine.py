@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from sqlalchemy import event
+from sqlalchemy import event, orm
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
@@ -205,3 +205,12 @@ def test_unknown_setting_of_tls_is_refused() -> None:
     """It might be one that protects."""
     with pytest.raises(lockkit.ConfigurationError, match="capath"):
         _for_pymysql({"ssl": {"capath": "d"}}, "pymysql", frozenset(), "url")
+
+
+def test_session_or_connection_is_refused_with_its_engine_named() -> None:
+    """An application has one at hand more often than the engine."""
+    engine = sqlalchemy.create_engine("sqlite://")
+    with orm.Session(engine) as session, engine.connect() as connection:
+        for given in (session, connection):
+            with pytest.raises(lockkit.ConfigurationError, match=r"session\.get_bind\(\), connection\.engine"):
+                lockkit.from_client(given)

@@ -114,7 +114,7 @@ def test_server_is_refused(url: Url, kind: str, host: str, options: str) -> None
 
 @pytest.mark.parametrize("option", ["sslmode=requird", "target_session_attrs=primari", "keepalives=si"])
 def test_misspelled_value_is_no_outage(url: Url, option: str) -> None:
-    """libpq reads it when it connects."""
+    """The driver reads it when it connects."""
     with pytest.raises(lockkit.ConfigurationError, match="does not accept an option of the URL"):
         lock(url("postgresql", "localhost", option))
 

@@ -14,7 +14,9 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
+from tests.faces import both_faces, scripted_for
 from tests.tries import beside, until
 
 pytestmark = [
@@ -83,6 +85,43 @@ def test_reentrant_lease_that_was_lent_stays_that_of_the_block_around_it() -> No
             assert beside(work, lock.acquire()).result(PATIENCE)
             with lock as again:
                 assert again is outer
+
+
+@both_faces
+async def test_inner_block_that_releases_early_leaves_the_outer_one_its_lock(driver: FaceDriver) -> None:
+    """A function may do so that knows nothing of the block around it; its end and its release count once together."""
+    client, _ = scripted_for(driver)
+    lock, other = client.lock("x", reentrant=True), client.lock("x")
+    async with lock as outer:
+        async with lock as inner:
+            await inner.release()
+            await inner.release()
+        assert outer.held
+
+        explicit = await lock.acquire()
+        async with lock:
+            await explicit.release()
+        assert outer.held
+        await outer.release()
+        assert not outer.held
+        await (await other.acquire(0)).release()
+    await client.close()
+
+
+@both_faces
+async def test_write_lease_with_blocks_inside_is_not_downgraded(driver: FaceDriver) -> None:
+    """An outer block that writes would go on beside readers. One that was downgraded is not entered for writing."""
+    client, _ = scripted_for(driver)
+    lock = client.rwlock("x", reentrant=True)
+    async with lock.write() as outer:
+        async with lock.write() as inner:
+            with pytest.raises(lockkit.LockError, match="an outer block relies on it"):
+                await inner.downgrade()
+        assert outer.mode == "exclusive"
+        await outer.downgrade()
+        with pytest.raises(lockkit.LockError, match="release the read lease first"):
+            await lock.write().acquire()
+    await client.close()
 
 
 def test_block_that_a_thread_begins_with_is_entered() -> None:

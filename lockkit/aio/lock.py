@@ -71,7 +71,8 @@ class Lock(BaseLock):
         """Acquire; the body never runs without the lock."""
         lease = await self._engine.acquire(self._settings, self._settings.timeout)
         record = lease._record  # noqa: SLF001 - the lock and its lease are one unit
-        record.body, who = True, record.acquired_by
+        record.blocks += 1
+        who = record.acquired_by
         self._blocks.push(who, self._block(lease, who))
         return lease
 

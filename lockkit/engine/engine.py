@@ -495,8 +495,13 @@ class Engine(Generic[L]):
         """Turn a write lease into a read lease; no waiting writer gets in between."""
         grant, client = record.grant, self.client
         record.check()
+        problem = ""
         if record.mode != "exclusive":
-            message = f"the lease of lock {grant.name!r} at {self.url} is no write lease: only those can be downgraded"
+            problem = "is no write lease: only those can be downgraded"
+        elif record.count > 1:
+            problem = "was entered again, and an outer block relies on it: downgrade it there"
+        if problem:
+            message = f"the lease of lock {grant.name!r} at {self.url} {problem}"
             raise LockError(message, name=grant.name, backend=self.url)
         held = await client.asked(client.ready().downgrade(grant), f"downgrade lock {grant.name!r}", grant.name)
         if not held:

@@ -154,7 +154,7 @@ class LeaseRecord:
     count: int  # how often it has been acquired, by re-entry
     part_of: str  # of what the lease is a part that needs it: a set of locks, a term; empty for none
     handed_over: bool  # its holder has ended it with a ticket, by which another client may take the lock
-    body: bool  # a ``with`` block runs under it
+    blocks: int  # how many ``with`` blocks run under it
     callbacks: list[LostCallback] | None  # to be called when it is lost
     end_events: tuple[Event, ...]  # set when it ends; the first is made by a call that waits for the loss
     release_done: Event | None  # set when the backend has answered the release; made by a thread that waits for that
@@ -187,7 +187,8 @@ class LeaseRecord:
         self.since = since
         self.count = 1
         self.part_of = ""
-        self.handed_over = self.body = False
+        self.handed_over = False
+        self.blocks = 0
         self.callbacks = None if settings.on_lost is None else [settings.on_lost]
         self.end_events = ()
         self.release_done = None
@@ -222,10 +223,18 @@ class LeaseRecord:
         state = self.state
         return state is not HELD and state is not LOST
 
-    def leave(self) -> bool:
-        """Count one acquisition less. Under the client's mutex; gives whether the lease is to be ended with it."""
+    def leave(self, *, block: bool) -> bool:
+        """
+        Count one acquisition less. Under the client's mutex; gives whether the lease is to be ended with it.
+
+        A block within another may release early, as `block` is not set then. Its end gives that acquisition back: were
+        both to count, the outer block would go on without the lock.
+        """
         if self.state is HELD and self.count > 1:
-            self.count -= 1
+            if block:
+                self.blocks = max(0, self.blocks - 1)
+            if block or self.count > self.blocks:
+                self.count -= 1
             return False
         return self.state is not RELEASED
 

@@ -105,7 +105,7 @@ class Leases:
                 self.reentrant.setdefault(record.reentry_key, record)
                 if record.released:  # meanwhile
                     self._end_reentry(record)
-        record.body = True
+        record.blocks += 1
 
     async def handed_over(self, record: LeaseRecord) -> bool:
         """
@@ -117,7 +117,7 @@ class Leases:
         runtime = self._client.runtime
         until = runtime.now() + HAND_OVER_SECONDS
         while record.held and runtime.relation(record.acquired_by):
-            if record.body or runtime.now() >= until:
+            if record.blocks or runtime.now() >= until:
                 return False
             await runtime.sleep(HAND_OVER_LOOK)
         return True
@@ -145,6 +145,8 @@ class Leases:
             return None
         if settings.mode != "shared" and not (settings.reentrant and record.settings.reentrant):
             return None
+        if settings.mode == "exclusive" and record.mode != "exclusive":
+            return None  # downgraded
         record.check()
         lease = None if record.lease_ref is None else record.lease_ref()
         if lease is None:
@@ -249,7 +251,8 @@ class Leases:
         """Tell that a lease is not renewed any more, until its holder makes progress."""
         grant, stall = record.grant, record.renewal.stall
         since = datetime.fromtimestamp(wall_clock() - stall).astimezone().isoformat(" ", "seconds")
-        log.warning(
+        # Not here: a log handler that hangs must not keep the watch from the other leases.
+        self.report.later(
             "the holder of lock %r (token %d) at %s has made no progress for %g s, since %s: without a beat() within "
             "%.3g s it loses the lock", grant.name, grant.token, self._client.url, stall, since, record.remaining(),
         )  # fmt: skip
@@ -320,7 +323,7 @@ class Leases:
             ended = [record for record in records if record.state is HELD]
             for record in records:
                 unreleased[record.grant.owner] = record.grant
-                if record.body and record.state is HELD:
+                if record.blocks and record.state is HELD:
                     callbacks += [(record, callback) for callback in self._mark_lost(record, "session")]
                 else:
                     record.state = RELEASED
@@ -335,5 +338,5 @@ class Leases:
         if notify:
             for record, callback in callbacks:
                 self._notify(record, callback, "session")
-        if interrupted := sum(record.body for record in ended):
+        if interrupted := sum(record.blocks > 0 for record in ended):
             log.warning("ending leases under which `with` blocks still run: %d at %s", interrupted, self._client.url)

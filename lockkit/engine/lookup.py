@@ -196,7 +196,6 @@ class Notes:
                 await runtime.sleep(min(pause * runtime.random.uniform(0.5, 1.0), record.remaining(), left))
                 pause = min(pause * 2, RETRY_SECONDS_MAX)
             else:
-                if not written:
-                    self._leases.lose(record, "gone")
-                    raise record.lost_error()
-                return
+                if written:
+                    return
+                self._leases.lose(record, "gone")  # unless it was released meanwhile: either is raised above

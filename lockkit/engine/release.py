@@ -39,8 +39,8 @@ class Releases:
 
     # -- one lease -------------------------------------------------------------------------------------------------
 
-    async def release(self, record: LeaseRecord, answer_by: Instant = inf) -> None:
-        """Give the lock back."""
+    async def release(self, record: LeaseRecord, answer_by: Instant = inf, *, block: bool = False) -> None:
+        """Give the lock back; `block`: at the end of a ``with`` block."""
         client = self._client
         while True:
             # Without a function of its own: leaving a reentrant lock must need no more stack than entering it again.
@@ -52,7 +52,7 @@ class Releases:
             try:
                 with client.mutex:
                     before = record.state
-                    if not record.leave():
+                    if not record.leave(block=block):
                         return
                     begun = before is HELD or before is UNCONFIRMED
                     if begun:
@@ -149,7 +149,7 @@ class Releases:
     async def leave(self, record: LeaseRecord, error: BaseException | None, answer_by: Instant = inf) -> None:
         """Release at the end of a ``with`` block."""
         try:
-            await self.release(record, answer_by)
+            await self.release(record, answer_by, block=True)
         except LockLost as lost:
             if error is not None:
                 error.add_note(f"lockkit: {lost}")

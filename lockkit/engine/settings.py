@@ -64,7 +64,8 @@ class LockOptions(TypedDict, total=False):
     """
     The thread that holds the lock through this client gets the same lease again, counted. In the async API, and in a
     thread that runs an event loop: the task that holds it. On Python 3.11 ``asyncio.wait_for`` runs what it is given in
-    another task, which waits for this one: use ``asyncio.timeout``.
+    another task, which waits for this one: use ``asyncio.timeout``. The lease keeps the options that it was acquired
+    with: those of a call that enters it again (``ttl``, ``on_lost``, …) have no effect.
     """
 
     max_hold: Seconds | timedelta | None
@@ -79,7 +80,8 @@ class LockOptions(TypedDict, total=False):
     min_hold: Seconds | timedelta | None
     """
     Seconds from the grant on for which the backend keeps the lock, also if it is released before: so that a job of
-    milliseconds does not run again on a host whose clock is late. By default not beyond its release.
+    milliseconds does not run again on a host whose clock is late. By default not beyond its release. A client that is
+    closed frees the lock, as does one whose program ends.
     """
 
     metadata: str | Mapping[str, object] | None

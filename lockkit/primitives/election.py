@@ -378,7 +378,7 @@ class Candidate(Generic[T]):
         """Do the work of one term and resign; returns whether the work ended by itself, and what it returned."""
         record, tenure = term._record, term._tenure  # noqa: SLF001 - as above
         releases, runtime = self._engine.releases, self._engine.runtime
-        record.body = True
+        record.blocks += 1
         try:
             tenure.follow(signal)
             result = await runtime.io(work(term))

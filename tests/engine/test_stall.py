@@ -15,12 +15,12 @@ import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost
 from lockkit.testing.face_driver import FaceDriver
 from lockkit_tools.simulation import Process
-from tests.engine.scripted import MovableClock, pass_time, scripted
+from tests.engine.scripted import Gate, MovableClock, pass_time, scripted
 from tests.faces import both_faces, scripted_for
 from tests.primitives.test_election import TTL, play
 from tests.simulation.support import Stage, sleep
 from tests.test_observers import Recorder, observed
-from tests.tries import wait_for_observers
+from tests.tries import until, wait_for_observers
 
 STALL = 10.0
 
@@ -54,6 +54,28 @@ def test_holder_without_a_beat_loses_the_lock_at_most_stall_and_ttl_later(caplog
         play(story)
     assert told == ["stalled"]
     assert sum("has made no progress for 10 s, since 2" in line for line in caplog.messages) == 1
+
+
+def test_hanging_log_handler_keeps_nothing_from_being_renewed() -> None:
+    """The warning about one holder is not written by the thread that watches all leases."""
+    hangs = Gate()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "no progress" in record.getMessage():
+                hangs()
+
+    log, handler = logging.getLogger("lockkit"), Handler()
+    log.addHandler(handler)
+    try:
+        client, backend = scripted()
+        with client.lock("held", ttl=1), client.lock("x", ttl=1, stall=0.1, raise_on_lost=False):
+            hangs.reached()
+            before = backend.calls.count("renew")
+            until(lambda: backend.calls.count("renew") >= before + 2)
+            hangs.open.set()
+    finally:
+        log.removeHandler(handler)
 
 
 def test_stall_is_told_before_the_watch_has_seen_it() -> None:

@@ -38,6 +38,22 @@ async def test_value_that_cannot_be_stored_leaves_the_note_as_it_is(driver: Face
     await client.close()
 
 
+@both_faces
+async def test_note_of_a_lease_that_is_released_meanwhile(driver: FaceDriver) -> None:
+    """By another thread or task: the holder is told so, as by every other call."""
+    client, backend = scripted_for(driver)
+    lease = await client.lock("x").acquire()
+
+    async def refuse(*_: object) -> bool:
+        await client._engine.releases.release(lease._record)
+        return False
+
+    backend.write_note = refuse  # type: ignore[method-assign, assignment]
+    with pytest.raises(LockLost, match="was released"):
+        await lease.write_note("value")
+    await client.close()
+
+
 @pytest.mark.parametrize("value", [0, False, "", [], {}])
 def test_value_that_is_false_is_a_note(client: lockkit.Client, value: object) -> None:
     """Only None is none."""

@@ -85,7 +85,7 @@ def granted(outcome: object) -> Grant:
     return outcome
 
 
-def refuses(url: str, problem: str, kind: type[lockkit.LockError] = lockkit.LockError) -> None:
+def refuses(url: str, problem: str, kind: type[lockkit.LockError] = lockkit.ConfigurationError) -> None:
     """Check that in each API neither ping nor an acquisition works, and what their errors say."""
 
     async def body(driver: FaceDriver) -> None:

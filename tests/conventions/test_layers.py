@@ -38,7 +38,7 @@ ROOMS_BELOW = {
     "engine": {"ground", "configuration"},
     "primitives": {"ground", "configuration", "engine"},
     "faces": {"ground", "configuration", "engine", "primitives"},
-    "backends": {"ground", "configuration", "backends"},  # `backends.lock_state` stands outside of all packages
+    "backends": {"ground", "configuration", "backends"},  # `lock_state` and `tls` stand outside of all packages
     "storage": {"ground", "storage"},
     "doors": {"ground", "storage"},
     "integrations": {

@@ -23,6 +23,8 @@ _NO_SPACE = (
 _LOGIN_REFUSED = "refuses the login"
 _LOGIN_ENDED = "it rejects the token of the login. If that is an application's client's, the client must log in again"
 _NO_RIGHTS = "denies this user a right: grant read and write on the keys below the prefix"
+_CLIENT_REFUSED = "it wants a certificate of this client, of an authority that it trusts: give cert and key"
+_CLOSED = "it closes the connection at once: is it starting or stopping"
 
 # etcd's messages (api/v3rpc/rpctypes/error.go), the same since 3.3; the class of the error, and what to say.
 _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
@@ -38,14 +40,22 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("leader changed", BackendUnavailable, "the cluster is electing a leader: try again"),
     ("request timed out", BackendUnavailable, "the cluster does not agree in time: a majority of its members must run"),
     ("too many requests", BackendUnavailable, "it is overloaded: try again later"),
-    ("CORRUPT", BackendUnavailable, "its data are corrupt (alarm CORRUPT): see its log"),
+    ("corrupt cluster", BackendUnavailable, "its data are corrupt (alarm CORRUPT): see its log"),
     ("context canceled", BackendUnavailable, "it cancelled the call. Is it `etcd grpc-proxy`? Connect to the members"),
     (
         "Hostname Verification Check failed",
-        BackendUnavailable,
+        ConfigurationError,
         "its certificate is for another host: name that one in the URL, or in the option server_name",
     ),
-    ("CERTIFICATE_VERIFY_FAILED", BackendUnavailable, "its certificate is not trusted: see the option ca"),
+    ("CERTIFICATE_VERIFY_FAILED", ConfigurationError, "its certificate is not trusted: see the option ca"),
+    (": Unwrap failed (TSI_DATA_CORRUPTED)", ConfigurationError, _CLIENT_REFUSED),  # TLS 1.3: gRPC only logs the alert
+    ("ALERT_BAD_CERTIFICATE", ConfigurationError, _CLIENT_REFUSED),
+    ("ALERT_CERTIFICATE", ConfigurationError, _CLIENT_REFUSED),
+    ("ALERT_UNKNOWN_CA", ConfigurationError, _CLIENT_REFUSED),
+    ("Failed to create security handshaker", ConfigurationError, "gRPC cannot use the files of ca, cert and key"),
+    ("WRONG_VERSION_NUMBER", ConfigurationError, "it does not use TLS at this port: write etcd://"),
+    ("Handshake read failed", BackendUnavailable, f"{_CLOSED}, or without TLS at this port (then write etcd://)?"),
+    (": Socket closed", BackendUnavailable, f"{_CLOSED}, or does it use TLS at this port (then write etcds://)?"),
     ("too many operations in txn", ConfigurationError, "its --max-txn-ops is below the default of 128"),
 )
 

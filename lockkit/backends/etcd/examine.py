@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import math
 import re
-import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,8 @@ from lockkit.backends.etcd import keys
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.cluster import Cluster, Metadata, Method
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, details_of, translate
-from lockkit.backends.etcd.options import DEFAULT_PORT, open_cluster
+from lockkit.backends.etcd.options import DEFAULT_PORT, FILES, open_cluster
+from lockkit.backends.tls import client_context
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
@@ -213,15 +213,13 @@ def _get(examination: Examination, host: HostPort, path: str) -> str:
     context = None
     try:
         if examination.url.base == "etcds":  # before connecting: nobody closes the socket of a handshake that was reset
-            context = ssl.create_default_context(cafile=options["ca"])
-            if options["cert"] is not None:
-                context.load_cert_chain(options["cert"], options["key"])
+            context = client_context({name: options[name] for name in FILES})
         connection.connect()
         if context is not None:
             connection.sock = context.wrap_socket(connection.sock, server_hostname=options["server_name"] or host.host)
         connection.request("GET", path)
         return connection.getresponse().read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException):
         return ""
     finally:
         connection.close()

@@ -13,6 +13,7 @@ import grpc.aio
 from lockkit import validation
 from lockkit.backend import Host, Option
 from lockkit.backends.etcd.cluster import AsyncioConnection, Cluster, MemberConnection, open_connection
+from lockkit.backends.tls import client_context
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
@@ -34,8 +35,8 @@ OPTIONS: Mapping[str, Option] = {
     "server_name": Option(validation.parse_text, "Host name in the members' certificates, if not that of the URL."),
 }
 
-_FILES = ("ca", "cert", "key")
-TLS_OPTIONS = (*_FILES, "server_name")
+FILES = ("ca", "cert", "key")
+TLS_OPTIONS = (*FILES, "server_name")
 
 
 def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
@@ -53,10 +54,11 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     labels = [str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts]
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
-    return _make_cluster(host, labels, paths, (url.username, url.password), options["server_name"])
+    user, server_name = (url.username, url.password), options["server_name"]
+    return _make_cluster(host, url.safe_text, labels, paths, user=user, server_name=server_name)
 
 
-def _certificates(url: Url, options: Mapping[str, Any]) -> Sequence[str | None] | None:
+def _certificates(url: Url, options: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     given = [name for name in TLS_OPTIONS if options[name] is not None]
     if url.base != "etcds":
         if given:
@@ -64,13 +66,7 @@ def _certificates(url: Url, options: Mapping[str, Any]) -> Sequence[str | None] 
         return None
     if (options["cert"] is None) != (options["key"] is None):
         raise _wrong(url, "cert and key belong together: give both, or neither")
-    for name in set(given) & set(_FILES):
-        try:
-            Path(options[name]).read_bytes()
-        except OSError as error:
-            # Without the error's text, which has the path: messages must not name the key file.
-            raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
-    return [options[name] for name in _FILES]
+    return {name: options[name] for name in FILES}
 
 
 def _wrong(url: Url, problem: str) -> ConfigurationError:
@@ -79,27 +75,36 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 def _make_cluster(
     host: Host,
+    where: str,
     labels: Sequence[str],
-    paths: Sequence[str | None] | None,
+    paths: Mapping[str, str | None] | None,
+    *,
     user: tuple[str | None, str | None] = (None, None),
     server_name: str | None = None,
 ) -> Cluster:
-    """Make a cluster; with TLS if there are the paths of authorities, certificate and key, each or None."""
+    """Make a cluster; with TLS if there are the paths of `FILES`."""
+    if paths is None:
+        return Cluster(host.runtime, labels, lambda label: open_connection(host.runtime, label, None), user)
 
     def read() -> list[bytes | None]:
-        return [None if path is None else Path(path).read_bytes() for path in paths or ()]
+        return [None if path is None else Path(path).read_bytes() for path in paths.values()]
 
+    try:
+        client_context(paths)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} cannot be used: {error}", backend=where) from None
     files = read()
 
     def current() -> list[bytes | None]:
         """Read them again, as they may be replaced: gRPC keeps for each channel what was in them."""
-        with suppress(OSError):  # they may just be being replaced: what was read before counts
-            files[:] = read()
+        with suppress(OSError, ValueError):  # they may just be being replaced: what was read before counts
+            found = read()
+            if found != files and b"" not in found:  # gRPC ends the process if one is empty
+                client_context(paths)
+                files[:] = found
         return [*files]
 
     def connect(label: str) -> MemberConnection:
-        if paths is None:
-            return open_connection(host.runtime, label, None)
         ca, cert, key = used = current()
         connection = open_connection(host.runtime, label, grpc.ssl_channel_credentials(ca, key, cert), server_name)
         connection.is_outdated = lambda: current() != used
@@ -118,10 +123,10 @@ def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noq
     if type(client).__module__.partition(".")[0] == "etcd3gw" and hasattr(client, "host"):
         label = str(HostPort(client.host, int(client.port)))
         if client.protocol != "https":
-            return f"etcd://{label}", _make_cluster(host, [label], None)
+            return f"etcd://{label}", _make_cluster(host, f"etcd://{label}", [label], None)
         ca, (cert, key) = client.session.verify, client.session.cert or (None, None)
-        paths = [ca if isinstance(ca, str) else None, cert, key]
-        return f"etcds://{label}", _make_cluster(host, [label], paths)
+        paths = {"ca": ca if isinstance(ca, str) else None, "cert": cert, "key": key}
+        return f"etcds://{label}", _make_cluster(host, f"etcds://{label}", [label], paths)
     is_channel = isinstance(client, (grpc.Channel, grpc.aio.Channel))
     channel = client if is_channel else getattr(client, "channel", None)
     if not isinstance(channel, (grpc.Channel, grpc.aio.Channel)):

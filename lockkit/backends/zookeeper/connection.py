@@ -26,6 +26,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import SASL, Auth, Close, Connect, Ping, Watch
 
 from lockkit.backend import unsent
+from lockkit.backends.tls import client_context
 from lockkit.runtime import BlockingRuntime, Runtime, monotonic
 from lockkit.units import Instant, Seconds
 
@@ -38,6 +39,8 @@ ANSWER_SECONDS = 2.5
 PAUSE_SECONDS = 0.05, 1.0
 """First and longest pause between two rounds over all members. Longer notices later that they are back; shorter loads
 those that come back."""
+
+TLS_FILES = ("ca", "certfile", "keyfile")
 
 Address = tuple[Any, ...]  # of either family
 
@@ -455,7 +458,7 @@ def _header(answer: bytes) -> tuple[int, int, Exception | None]:
 
 def _connected(host: str, address: Address, arguments: Mapping[str, Any]) -> socket.socket:
     """Connect to a member, by TLS if that is asked for."""
-    context = _tls_context(arguments) if arguments.get("use_ssl") else None
+    context = tls_context(arguments) if arguments.get("use_ssl") else None
     plain = socket.create_connection(address[:2], CONNECT_SECONDS)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -469,10 +472,9 @@ def _connected(host: str, address: Address, arguments: Mapping[str, Any]) -> soc
         raise
 
 
-def _tls_context(arguments: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=arguments.get("ca"))
+def tls_context(arguments: Mapping[str, Any]) -> ssl.SSLContext:
+    """Read the files, each time: they may have been replaced. A `ValueError` says which are of no use."""
+    context = client_context({name: arguments.get(name) for name in TLS_FILES}, arguments.get("keyfile_password"))
     context.check_hostname = arguments.get("check_hostname", False)
     context.verify_mode = ssl.CERT_REQUIRED if arguments.get("verify_certs", True) else ssl.CERT_NONE
-    if arguments.get("certfile"):
-        context.load_cert_chain(arguments["certfile"], arguments.get("keyfile"), arguments.get("keyfile_password"))
     return context

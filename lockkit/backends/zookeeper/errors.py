@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
@@ -36,6 +38,18 @@ _REFUSED = {
     kazoo.NoChildrenForEphemeralsError: "has an ephemeral node where the directory of a lock should be: remove it, or "
     "use another prefix",
 }
+_CLOSED = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+_CLIENT_REFUSED = "it wants a certificate of this client, of an authority that it trusts: give certfile and keyfile"
+_TLS_REFUSED = {
+    "certificate is not valid for": "its certificate is for another host: name that one in the URL, or see the option "
+    "check_hostname",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted, see the options ca and verify_certs",
+    "ALERT_BAD_CERTIFICATE": _CLIENT_REFUSED,
+    "ALERT_CERTIFICATE": _CLIENT_REFUSED,
+    "ALERT_UNKNOWN_CA": _CLIENT_REFUSED,
+    "WRONG_VERSION_NUMBER": "it does not use TLS at this port: leave out use_ssl",
+    "of the option": "TLS needs other files",  # of a client of kazoo's, or they were replaced
+}
 _NO_ANSWER = (kazoo.ConnectionLoss, kazoo.SessionExpiredError, kazoo.SessionMovedError, KazooTimeoutError)
 
 
@@ -61,14 +75,12 @@ def connection_failed(error: BaseException | None, label: str) -> LockError:
         return unsent(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
     advice = "is it running, and reachable from here?"
-    if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+    if isinstance(error, _CLOSED):
         advice = (
-            "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
+            "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already? Or "
+            "does only one side use TLS at this port (option use_ssl)?"
         )
-    elif "certificate is not valid for" in text:
-        advice = "its certificate is for another host: name that one in the URL, or see the option check_hostname"
-    elif "CERTIFICATE_VERIFY_FAILED" in text:
-        advice = "its certificate is not trusted, see the options ca and verify_certs"
-    failed = unsent(f"no connection to {label}: {advice} ({text})")
+    refusal = next((refusal for part, refusal in _TLS_REFUSED.items() if part in text), None)
+    failed = (ConfigurationError if refusal else unsent)(f"no connection to {label}: {refusal or advice} ({text})")
     failed.__cause__ = error
     return failed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permission
 
 from lockkit import validation
 from lockkit.backend import Option
+from lockkit.backends.zookeeper.connection import TLS_FILES, tls_context
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
@@ -83,11 +83,10 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 )
 
 
-_TLS_FILES = ("ca", "certfile", "keyfile")
-_TLS = (*_TLS_FILES, "keyfile_password", "verify_certs", "check_hostname")
+_TLS = (*TLS_FILES, "keyfile_password", "verify_certs", "check_hostname")
 
 _DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys((*_TLS_FILES, "keyfile_password"), validation.parse_text),
+    **dict.fromkeys((*TLS_FILES, "keyfile_password"), validation.parse_text),
     **dict.fromkeys(("use_ssl", "verify_certs", "check_hostname", "randomize_hosts"), validation.parse_bool),
     **dict.fromkeys(("auth_data", "sasl_options"), lambda value: value),
 }
@@ -124,18 +123,15 @@ def _check_tls(url: Url, arguments: dict[str, Any]) -> None:
     given = next((name for name in _TLS if name in arguments), None)
     if given is not None and "use_ssl" not in arguments:
         raise _wrong(url, f"the option {given} is for TLS: add use_ssl=1")
-    for name in _TLS_FILES:
-        try:
-            if name in arguments:
-                Path(arguments[name]).read_bytes()
-        except OSError as error:
-            # Without the error's text, which has the path: messages must not name the key file.
-            raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
     if arguments.get("use_ssl"):
         # kazoo's own default takes a certificate of any host: its owner could read the password and relay the locks.
         verified = arguments.get("verify_certs", True)
         if arguments.setdefault("check_hostname", verified) and not verified:
             raise _wrong(url, "check_hostname=1 checks a name in a certificate that verify_certs=0 does not check")
+        try:
+            tls_context(arguments)
+        except ValueError as error:
+            raise _wrong(url, str(error)) from None
 
 
 def _check_logins(url: Url, arguments: Mapping[str, Any]) -> None:

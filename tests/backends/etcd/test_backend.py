@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import etcd3gw
@@ -24,7 +25,8 @@ from lockkit.backend import apart
 from lockkit.backends.etcd import backend as etcd
 from lockkit.backends.etcd import keys
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import WATCH
+from lockkit.backends.etcd.cluster import WATCH, CallError
+from lockkit.backends.etcd.errors import translate
 from lockkit.backends.etcd.keys import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
@@ -519,7 +521,6 @@ class TestLogin:
 
             for face in FACES:
                 play(face, member.url, body)
-            refuses(f"etcds://{member.address}?ca={member.certificates.ca}", member.address)
 
     @staticmethod
     def _replaced_just_now(member: EtcdServer) -> None:
@@ -535,9 +536,37 @@ class TestLogin:
             made_anew = backend.cluster._connect(member.address)
 
             assert not made_anew.is_outdated()
+            made.client_key.write_bytes(b"")
+            assert not made_anew.is_outdated()
             made.client_key.write_bytes(key + b"\n")
             assert made_anew.is_outdated()
             drive(made_anew.close())
+
+    def test_client_without_what_the_member_asks_for(self, server: EtcdServer, tmp_path: Path) -> None:
+        """A certificate that it trusts; and TLS on both sides, which looks like a member that just stops."""
+        other = make_certificates(tmp_path)
+        with EtcdServer(tls=True) as member:
+            trusting = f"etcds://{member.address}?ca={member.certificates.ca}"
+            refuses(trusting, "certificate of this client.*give cert and key")
+            refuses(f"{trusting}&cert={other.client}&key={other.client_key}", "certificate of this client")
+            refuses(f"etcd://{member.address}", "write etcds://", lockkit.BackendUnavailable)
+            refuses(f"etcds://{server.address}", r"write etcd://\)", lockkit.BackendUnavailable)
+
+    @pytest.mark.parametrize(
+        ("details", "problem"),
+        [
+            ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "certificate of this client"),
+            ("SSLV3_ALERT_BAD_CERTIFICATE", "certificate of this client"),
+            ("TLSV1_ALERT_UNKNOWN_CA", "certificate of this client"),
+            ("WRONG_VERSION_NUMBER: Invalid certificate verification context", "does not use TLS at this port"),
+        ],
+    )
+    def test_refusals_of_other_servers(self, details: str, problem: str) -> None:
+        """By TLS 1.2, and by a port that serves something else."""
+        handshake = f"Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: OPENSSL_internal:{details}: OK"
+        translated = translate(CallError(handshake, grpc.StatusCode.UNAVAILABLE), "h:2379")
+        assert isinstance(translated, lockkit.ConfigurationError)
+        assert problem in str(translated)
 
     def test_certificate_of_another_host(self) -> None:
         """It is refused, though of the right authority, unless the URL says that the members have that name."""
@@ -591,6 +620,21 @@ class TestOptions:
         """When connecting, before anything is sent."""
         with pytest.raises(lockkit.ConfigurationError, match=problem):
             lockkit.connect(url)
+
+    def test_certificates_of_no_use_are_refused(self, tmp_path: Path) -> None:
+        """Also those of a client of etcd3gw. gRPC would try again and again, or end the process at an empty file."""
+        made, garbage, empty = make_certificates(tmp_path), tmp_path / "garbage", tmp_path / "empty"
+        garbage.write_text("no certificate")
+        empty.touch()
+        pairs = ((empty, made.client_key), (garbage, garbage), (made.client, empty), (made.client, made.server_key))
+        for ca in (garbage, empty):
+            with pytest.raises(lockkit.ConfigurationError, match="option ca must have certificates"):
+                lockkit.connect(f"etcds://h?ca={ca}")
+        for cert, key in pairs:
+            with pytest.raises(lockkit.ConfigurationError, match="options cert and key must be a certificate and its"):
+                lockkit.connect(f"etcds://h?cert={cert}&key={key}")
+        with pytest.raises(lockkit.ConfigurationError, match=r"etcds://h:2379 .*option ca must have certificates"):
+            lockkit.from_client(etcd3gw.client(host="h", protocol="https", ca_cert=str(garbage)))
 
     @pytest.mark.parametrize("face", FACES)
     def test_proxy_for_the_web_is_not_used(

@@ -80,6 +80,11 @@ def test_corrupt_member(server: EtcdServer) -> None:
     server.call("/v3/maintenance/alarm", action="ACTIVATE", **alarm)
     try:
         assert "CORRUPT" in found(server.url)["etcd-corrupt"].seen
+        with (
+            lockkit.connect(server.url) as client,
+            pytest.raises(lockkit.BackendUnavailable, match="alarm CORRUPT"),
+        ):
+            client.lock("x").try_acquire()
     finally:
         server.call("/v3/maintenance/alarm", action="DEACTIVATE", **alarm)
 
@@ -192,6 +197,8 @@ def test_old_member_without_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPa
     assert "password in clear text" in found(with_password)["etcd-no-tls"].seen
     with EtcdServer(tls=True, settings=COMPACTED) as safe:
         assert set(found(safe.url)) == {"etcd-alone"}
+        with pytest.raises(lockkit.ConfigurationError, match="certificate of this client"):
+            found(f"etcds://{safe.address}?ca={safe.certificates.ca}")
 
 
 def test_proxy(server: EtcdServer) -> None:

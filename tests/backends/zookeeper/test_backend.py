@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +30,8 @@ from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.runtime import drive
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require, wait_until
+from lockkit_tools.servers.binaries import find_program
+from lockkit_tools.servers.tls import make_certificates
 from tests.backends.support import Connect, StubHost, answers, open_backend, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,
@@ -389,8 +393,12 @@ class TestAccess:
             assert not faults
             client.close()
 
-    def test_certificates(self) -> None:
-        """The server's is of a known authority, and for its host unless the URL says otherwise, or it is refused."""
+    def test_certificates(self, tmp_path: Path) -> None:
+        """
+        The server's is of a known authority, and for its host unless the URL says otherwise, or it is refused.
+
+        The client has one that the server trusts; and both use TLS, or it looks like a server that refuses clients.
+        """
         require("zookeeper", local=True)
         secure = ZooKeeperServer(tls=True)
         secure.certificate_names = "DNS:other.example"
@@ -399,7 +407,15 @@ class TestAccess:
                 until(lambda: answers(careless.ping))  # its first handshake may take seconds
                 with careless.lock("x", ttl=20) as lease:
                     assert lease.confirm()
-            refuses(f"zookeeper://{secure.host}:{secure.port_for('tls')}?use_ssl=on", "not trusted")
+            made, address = secure.certificates, f"zookeeper://{secure.host}:{secure.port_for('tls')}"
+            trusting = f"use_ssl=on&check_hostname=0&ca={made.ca}"
+            refuses(f"{address}?use_ssl=on", "not trusted")
+            refuses(f"{address}?{trusting}", "certificate of this client.*give certfile and keyfile")
+            other = make_certificates(tmp_path)
+            pair = f"certfile={other.client}&keyfile={other.client_key}"
+            refuses(f"{address}?{trusting}&{pair}", "certificate of this client")
+            for one_sided in (address, f"zookeeper://{secure.address}?{trusting}"):
+                refuses(one_sided, "only one side use TLS", lockkit.BackendUnavailable)
             refuses(secure.url, "for another host.*check_hostname")
 
     def test_log_has_no_password_and_no_noise(
@@ -471,6 +487,34 @@ class TestBadInput:
         with pytest.raises(lockkit.ConfigurationError, match="pure-sasl"):
             lockkit.connect(f"zookeeper://{login}h", **options)
 
+    def test_certificates_of_no_use(self, tmp_path: Path) -> None:
+        """Also those of a client of kazoo's; and nobody is asked for the password of a key at the terminal."""
+        made, garbage, locked = make_certificates(tmp_path), tmp_path / "garbage", tmp_path / "locked"
+        garbage.write_text("no certificate")
+        key = ["-in", str(made.client_key), "-aes256", "-passout", "pass:s3cret", "-out", str(locked)]
+        subprocess.run([str(find_program("openssl")), "ec", *key], check=True, capture_output=True)
+        for pair in (
+            f"certfile={garbage}&keyfile={made.client_key}",
+            f"certfile={made.client}",
+            f"keyfile={made.client_key}",
+            f"certfile={made.client}&keyfile={made.server_key}",
+            f"certfile={made.client}&keyfile={locked}",
+            f"certfile={made.client}&keyfile={locked}&keyfile_password=wr0ng",
+        ):
+            with pytest.raises(lockkit.ConfigurationError, match="certfile and keyfile must be a certificate and its"):
+                lockkit.connect(f"zookeeper://h?use_ssl=1&{pair}")
+        with pytest.raises(lockkit.ConfigurationError, match="option ca must have certificates"):
+            lockkit.connect(f"zookeeper://h?use_ssl=1&ca={garbage}")
+        lockkit.connect(
+            f"zookeeper://h?use_ssl=1&certfile={made.client}&keyfile={locked}&keyfile_password=s3cret"
+        ).close()
+        theirs = KazooClient("127.0.0.1:1", use_ssl=True, ca=str(garbage))
+        with (
+            lockkit.from_client(theirs) as client,
+            pytest.raises(lockkit.ConfigurationError, match="option ca must have certificates"),
+        ):
+            client.ping()
+
     def test_too_many_connections(self, connect: Connect) -> None:
         """The error names the server's limit: a host with many processes reaches it."""
         with ZooKeeperServer(settings={"maxClientCnxns": "1"}) as alone:
@@ -490,10 +534,28 @@ class TestBadInput:
             connect(f"{server.url}?prefix=odd").lock("x", ttl=LONG).acquire(timeout=5)
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(32, "x"), ConnectionResetError(104, "x")])
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "x"), ConnectionResetError(104, "x"), ssl.SSLEOFError(8, "x"), ssl.SSLZeroReturnError()],
+)
 def test_connection_that_is_closed_at_once_is_told_in_each_of_its_forms(error: Exception) -> None:
     """Which one kazoo gets depends on whether it writes or reads when the member closes."""
     assert "maxClientCnxns" in str(connection_failed(error, "h1:2181"))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] x", "certificate of this client"),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] x", "certificate of this client"),
+        ("[SSL: WRONG_VERSION_NUMBER] x", "does not use TLS at this port"),
+    ],
+)
+def test_refusals_of_tls_by_other_servers(text: str, problem: str) -> None:
+    """Of other versions of Java, and of a port that serves something else."""
+    failed = connection_failed(ssl.SSLError(1, text), "h1:2181")
+    assert isinstance(failed, lockkit.ConfigurationError)
+    assert problem in str(failed)
 
 
 def test_several_hosts_are_an_ensemble() -> None:

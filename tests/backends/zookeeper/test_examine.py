@@ -119,6 +119,8 @@ def test_certificates_not_checked() -> None:
             assert "zookeeper-unverified" not in found(secure.url)
         for option in ("verify_certs=0", "check_hostname=0"):
             assert option in found(f"{secure.url}&{option}")["zookeeper-unverified"].fix
+        with pytest.raises(lockkit.ConfigurationError, match="certificate of this client"):
+            found(secure.url.partition("&certfile")[0])
 
 
 def test_plain_kazoo_lock_beside_readers(server: ZooKeeperServer) -> None:

@@ -223,7 +223,7 @@ class LeaseRecord:
         state = self.state
         return state is not HELD and state is not LOST
 
-    def leave(self, *, block: bool) -> bool:
+    def leave(self, block: bool) -> bool:  # noqa: FBT001 - faster than by its name
         """
         Count one acquisition less. Under the client's mutex; gives whether the lease is to be ended with it.
 

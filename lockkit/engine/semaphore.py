@@ -279,6 +279,11 @@ class SemaphoreCaps:
         """Return the cap as last heard, without asking."""
         return self._caps.get(split_space(name)[1])
 
+    def look_in(self) -> Seconds:
+        """In how many seconds a call that waits looks for another cap; if the last question failed, not at once."""
+        left = self._known_at + LOOK_SECONDS - self._client.runtime.now()
+        return left if left > 0 else LOOK_SECONDS
+
     async def _ask(self) -> None:
         asked_at = self._client.runtime.now()
         try:
@@ -378,8 +383,8 @@ class CountedAcquisition(PermitAcquisition[L]):
         if self._out_of_time:
             raise self._caps.paused(self._settings.name)
         self._check_open()
-        left = LOOK_SECONDS if self._deadline is None else self._deadline - self._runtime.now()
-        await self._client.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
+        left = inf if self._deadline is None else self._deadline - self._runtime.now()
+        await self._client.sleep(min(self._caps.look_in(), left))
         self._check_open()
 
     def _timed_out(self, busy: Busy | None) -> LockError:
@@ -395,5 +400,5 @@ class CountedAcquisition(PermitAcquisition[L]):
         assert self._request.mode == "permit", "only semaphores have caps"
         if self._cap is not None:  # nobody wakes the waiters when it is raised
             seconds = self._settings.ttl if busy.retry_after is None else busy.retry_after
-            busy = replace(busy, retry_after=min(seconds, LOOK_SECONDS))
+            busy = replace(busy, retry_after=min(seconds, self._caps.look_in()))
         await super()._wait(busy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -12,9 +13,10 @@ import pytest
 import lockkit
 from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.memory.backend import MemoryBackend
-from lockkit.engine.semaphore import CAPS_NAME
+from lockkit.engine.semaphore import CAPS_NAME, LOOK_SECONDS
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
+from tests.engine.scripted import MovableClock, scripted
 from tests.tries import beside, until
 
 URL = "memory://permits"
@@ -42,6 +44,30 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
         for lease in got:
             lease.release()
         semaphore.set_cap(None)
+
+
+@pytest.mark.parametrize("cap", [0, 1])
+def test_waiter_looks_once_its_knowledge_is_too_old(monkeypatch: pytest.MonkeyPatch, cap: int) -> None:
+    """Not so long after it began to wait: what it knew then was 3 s old, and the cap was raised right after that."""
+    clock, space = MovableClock(), f"looks-{cap}"
+    (client, backend), (other, _) = scripted(clock, space, ttl=60), scripted(space=space, ttl=60)
+    semaphore = client.semaphore("x", limit=2)
+    semaphore.set_cap(cap)
+    other.semaphore("x", limit=2).set_cap(None)
+
+    async def sleep(seconds: float) -> None:
+        clock.added += max(0.0, seconds)
+
+    async def wait(_: Request, __: Busy, until: float) -> None:
+        await sleep(until - clock.now())
+
+    monkeypatch.setattr(client._engine.client, "sleep", sleep)
+    monkeypatch.setattr(backend, "wait", wait)
+    with other.semaphore("x", limit=1) if cap else nullcontext():
+        clock.added = 3.0
+        semaphore.acquire(PATIENCE).release()
+
+    assert clock.added < LOOK_SECONDS + 0.1
 
 
 @pytest.mark.parametrize("ending", ["closed", "raised"])

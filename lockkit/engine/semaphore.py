@@ -4,7 +4,8 @@ Semaphores: permits, slots, and the caps that operators set (``lockkit limit``).
 Where the backend counts permits, a permit is one acquisition, within the caller's limit and the cap. Where it has locks
 only, there is a lock for each slot, of which a holder has one. A permit is the first of the slots' locks that is free.
 If none is, lockkit waits for one of them, chosen at random, and for another one after `SLICE_SECONDS`: so whichever is
-released first has a waiter before long.
+released first has a waiter before long. Where the call's time is too short for all of them, they follow on the first
+from a random one, so that a later call tries others.
 
 A majority that counts permits would grant too many: with five Redlock nodes and two permits, three clients can each
 have two nodes that no other two of them share. A lock for each slot has one holder by the same proof as any lock.
@@ -26,7 +27,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from lockkit.backend import CALL_SECONDS, Busy, LockBackend, SlotName, apart, split_space
 from lockkit.background import SingleRun
-from lockkit.engine.acquisition import Acquisition, AcquisitionContext
+from lockkit.engine.acquisition import ANSWER_GRACE, Acquisition, AcquisitionContext
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.lookup import Notes
@@ -57,11 +58,15 @@ def slot_name(name: str, slot: int) -> str:
     return SlotName(f"{name}#{slot}")
 
 
-def no_free_permit(name: str, url: str, limit: int, waited: Seconds, *, advice: str, holder: str = "") -> str:
+def no_free_permit(
+    name: str, url: str, limit: int, waited: Seconds, *, advice: str, holder: str = "", tried: int | None = None
+) -> str:
     """Say that a semaphore stayed busy; `name` is apart from the locks, `holder` empty if nobody is to be named."""
-    held = f"all {limit} are held" + (f" (one by {holder})" if holder else "")
+    state = f"has no free permit, all {limit} are held" + (f" (one by {holder})" if holder else "")
+    if tried is not None and tried < limit:
+        state = f"gave no permit, there was time to try {tried} of its {limit}"
     plain = split_space(name)[1]
-    return f"semaphore {plain!r} at {url} has no free permit, {held}: waited {round(waited, 3):g} s. {advice}"
+    return f"semaphore {plain!r} at {url} {state}: waited {round(waited, 3):g} s. {advice}"
 
 
 class PermitAcquisition(Acquisition[L]):
@@ -91,6 +96,7 @@ class SlotAcquisition(PermitAcquisition[L]):
     def __init__(self, search: SlotSearch[L], settings: LockSettings, timeout: Seconds) -> None:
         """Start the clock of this part; what was said in an earlier one is not said again."""
         super().__init__(search.context, search.backend, settings, timeout)
+        self._answer_by = min(self._answer_by, search.end)
         self._search = search
         self._waiting, self._warn_at = search.waiting, search.warn_at
 
@@ -125,8 +131,12 @@ class SlotSearch(Generic[L]):
         self.backend = backend
         self._runtime: Runtime = context.client.runtime
         self.settings = settings
-        self.began = self._answered_at = self._runtime.now()
+        self.began = self._answered_at = self._began_try = self._runtime.now()
         self.deadline = None if timeout is None else self.began + timeout
+        self.end = inf if self.deadline is None else self.deadline + ANSWER_GRACE
+        # Since the last outage:
+        self._tried = 0  # how many slots were busy in the longest round
+        self._answer_seconds = 0.0  # how long the last answer took
         self.waiting = False  # a part of it has waited, and the caller was told what there is to tell
         self.warn_at = self.began + settings.ttl
 
@@ -134,9 +144,8 @@ class SlotSearch(Generic[L]):
         """Acquire the lock of a slot."""
         while True:
             try:
-                for slot in range(self.settings.limit):
-                    if (lease := await self._try(slot, 0)) is not None:
-                        return lease
+                if (lease := await self._try_all()) is not None:
+                    return lease
                 left = inf if self.deadline is None else self.deadline - self._runtime.now()
                 if left <= 0:
                     raise self._timed_out()
@@ -146,14 +155,33 @@ class SlotSearch(Generic[L]):
             except BackendUnavailable:
                 now = self._runtime.now()
                 end = self.deadline
+                if self._tried and end is not None and self._began_try >= end and now >= self.end:
+                    raise self._timed_out() from None  # the others answered, and this one had less time than they
+                self._tried, self._answer_seconds = 0, 0.0
                 if now >= (self._answered_at + self.context.unavailable_after if end is None else end):
                     raise
                 pause = self._jitter(OUTAGE_PAUSE_SECONDS)
                 await self._runtime.sleep(pause if end is None else min(pause, end - now))
 
+    async def _try_all(self) -> L | None:
+        """Try the slots, as many as there is time for; None if they stayed busy."""
+        limit, skipped = self.settings.limit, 0
+        for number in range(limit):
+            if self._runtime.now() + self._answer_seconds > self.end:
+                return None
+            slot = 1 + (number - 1 + skipped) % (limit - 1) if number else 0
+            if (lease := await self._try(slot, 0)) is not None:
+                return lease
+            self._tried = max(self._tried, number + 1)
+            self._answer_seconds = self._answered_at - self._began_try
+            if not number and self._answered_at + self._answer_seconds * (limit - 1) > self.end:
+                skipped = self._runtime.random.randrange(limit)
+        return None
+
     async def _try(self, slot: int, timeout: Seconds) -> L | None:
         """Try one slot; None if it stayed busy."""
         settings = replace(self.settings, name=slot_name(self.settings.name, slot), mode="exclusive")
+        self._began_try = self._runtime.now()
         try:
             lease = await SlotAcquisition(self, settings, timeout).run(name_holder=False)
         except LockTimeout:
@@ -168,7 +196,9 @@ class SlotSearch(Generic[L]):
 
     def _timed_out(self) -> LockTimeout:
         settings, url, waited = self.settings, self.context.client.url, self._runtime.now() - self.began
-        message = no_free_permit(settings.name, url, settings.limit, waited, advice="Wait longer with timeout=.")
+        message = no_free_permit(
+            settings.name, url, settings.limit, waited, advice="Wait longer with timeout=.", tried=self._tried
+        )
         return LockTimeout(message, name=split_space(settings.name)[1], backend=url)
 
 
@@ -279,6 +309,11 @@ class SemaphoreCaps:
         """Return the cap as last heard, without asking."""
         return self._caps.get(split_space(name)[1])
 
+    def look_in(self) -> Seconds:
+        """In how many seconds a call that waits looks for another cap; if the last question failed, not at once."""
+        left = self._known_at + LOOK_SECONDS - self._client.runtime.now()
+        return left if left > 0 else LOOK_SECONDS
+
     async def _ask(self) -> None:
         asked_at = self._client.runtime.now()
         try:
@@ -378,8 +413,8 @@ class CountedAcquisition(PermitAcquisition[L]):
         if self._out_of_time:
             raise self._caps.paused(self._settings.name)
         self._check_open()
-        left = LOOK_SECONDS if self._deadline is None else self._deadline - self._runtime.now()
-        await self._client.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
+        left = inf if self._deadline is None else self._deadline - self._runtime.now()
+        await self._client.sleep(min(self._caps.look_in(), left))
         self._check_open()
 
     def _timed_out(self, busy: Busy | None) -> LockError:
@@ -395,5 +430,5 @@ class CountedAcquisition(PermitAcquisition[L]):
         assert self._request.mode == "permit", "only semaphores have caps"
         if self._cap is not None:  # nobody wakes the waiters when it is raised
             seconds = self._settings.ttl if busy.retry_after is None else busy.retry_after
-            busy = replace(busy, retry_after=min(seconds, LOOK_SECONDS))
+            busy = replace(busy, retry_after=min(seconds, self._caps.look_in()))
         await super()._wait(busy)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -12,9 +15,10 @@ import pytest
 import lockkit
 from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.memory.backend import MemoryBackend
-from lockkit.engine.semaphore import CAPS_NAME
+from lockkit.engine.semaphore import CAPS_NAME, LOOK_SECONDS
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
+from tests.engine.scripted import MovableClock, scripted
 from tests.tries import beside, until
 
 URL = "memory://permits"
@@ -42,6 +46,31 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
         for lease in got:
             lease.release()
         semaphore.set_cap(None)
+
+
+@pytest.mark.parametrize("cap", [0, 1])
+def test_waiter_looks_once_its_knowledge_is_too_old(monkeypatch: pytest.MonkeyPatch, cap: int) -> None:
+    """Not so long after it began to wait: what it knew then was 3 s old, and the cap was raised right after that."""
+    clock = MovableClock()
+    client, backend = scripted(clock, ttl=60)
+    other, _ = scripted(space=backend.space, ttl=60)
+    semaphore = client.semaphore("x", limit=2)
+    semaphore.set_cap(cap)
+    other.semaphore("x", limit=2).set_cap(None)
+
+    async def sleep(seconds: float) -> None:
+        clock.added += max(0.0, seconds)
+
+    async def wait(_: Request, __: Busy, until: float) -> None:
+        await sleep(until - clock.now())
+
+    monkeypatch.setattr(client._engine.client, "sleep", sleep)
+    monkeypatch.setattr(backend, "wait", wait)
+    with other.semaphore("x", limit=1) if cap else nullcontext():
+        clock.added = 3.0
+        semaphore.acquire(PATIENCE).release()
+
+    assert clock.added < LOOK_SECONDS + 0.1
 
 
 @pytest.mark.parametrize("ending", ["closed", "raised"])
@@ -108,6 +137,45 @@ def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest
         assert {permit.slot for permit in got} == {0, 1, 2}
         for permit in got:
             permit.release()
+
+
+@pytest.mark.parametrize("timeout", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", [(0.1,), (0.1, 0.1, 0.3)], ids=["slow", "uneven"])
+def test_time_of_a_call_bounds_its_tries_of_slots(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, seconds: tuple[float, ...]
+) -> None:
+    """On a slow server it tries as many as there is time for; the next call tries others."""
+    monkeypatch.setattr(MemoryBackend, "capabilities", replace(MemoryBackend.capabilities, permits="slots"))
+    clock, limit = MovableClock(), 20
+    clock.random = random.Random(1)
+    client, backend = scripted(clock, ttl=600)
+    other, _ = scripted(space=backend.space, ttl=600)
+    held = [other.semaphore("x", limit=limit).acquire() for _ in range(limit)]
+    tried: list[str] = []
+    takes, try_acquire = itertools.cycle(seconds), backend.try_acquire
+
+    async def answer_slowly(request: Request) -> Grant | Busy:
+        tried.append(request.name)
+        answer_at = clock.now() + next(takes)
+        clock.added += min(answer_at, request.answer_by) - clock.now()
+        if answer_at > request.answer_by:
+            raise lockkit.BackendUnavailable("no answer in time")
+        return await try_acquire(request)
+
+    async def wait(_: Request, __: Busy, until: float) -> None:
+        clock.added += max(0.0, until - clock.now())
+
+    monkeypatch.setattr(backend, "try_acquire", answer_slowly)
+    monkeypatch.setattr(backend, "wait", wait)
+    for _ in range(100):
+        before, takes = clock.added, itertools.cycle(seconds)
+        with pytest.raises(lockkit.LockTimeout, match=r"there was time to try \d+ of its 20: waited"):
+            client.semaphore("x", limit=limit).acquire(timeout)
+        assert clock.added - before <= timeout + 0.5
+
+    assert len(set(tried)) == limit
+    for permit in held:
+        permit.release()
 
 
 @pytest.mark.parametrize("kind", ["native", "slots"])

@@ -86,9 +86,9 @@ RENEW_SECONDS_MIN = 0.3
 """Least time for such a renewal. Shorter gives up on a node that is slow only once in a while."""
 
 _KEYS = "lock", "fence", "queue", "shares", "leases"
-_ACQUIRE = Script("acquire", keys=_KEYS, arguments=6)
+_ACQUIRE = Script("acquire", keys=_KEYS, arguments=7)
 _RELEASE = Script("release", keys=_KEYS, arguments=2, alone=True)
-_ABANDON = Script("abandon", keys=_KEYS, arguments=2, alone=True)
+_ABANDON = Script("abandon", keys=_KEYS, arguments=3, alone=True)
 _RENEW = Script("renew", keys=["lock", "fence", "broken", "shares", "leases"], arguments=4, alone=True)
 _DOWNGRADE = Script("downgrade", keys=_KEYS, arguments=3)
 _BREAK = Script("break", keys=["lock", "fence", "broken", "queue", "shares", "leases"], arguments=3)
@@ -176,14 +176,15 @@ class RedisBackend(LockBackend):
         subscribed = False
         while True:
             entry = (
-                self._queue_entry(request, keys, ttl_ms, limit) if request.queue and self._topology.listening else ""
+                self._queue_entry(request, keys, ttl_ms, limit) if request.queue and self._topology.listening else None
             )
-            body = b"%b%b%b%b%b" % (
+            body = b"%b%b%b%b%b%b" % (
                 keys.packed(_ACQUIRE),
                 bulk(request.owner),
                 terms,
-                bulk(entry) if entry else _EMPTY,
+                _EMPTY if entry is None else bulk(entry.text),
                 _EMPTY if limit == "" else bulk(limit),
+                _EMPTY if entry is None or not entry.former else bulk(entry.former),
             )
             try:
                 reply = await self._change(_ACQUIRE, keys, body, request.answer_by)
@@ -198,7 +199,7 @@ class RedisBackend(LockBackend):
                 token, slot = (reply, None) if type(reply) is int else map(int, cast("bytes", reply).split())
                 return Grant(request.name, request.owner, token, ttl_ms / 1000, None, keys, slot)
             left_ms, holder, foreign = cast("tuple[int, bytes, int]", reply)
-            queued = entry != "" or not request.queue
+            queued = entry is not None or not request.queue
             if queued or foreign or subscribed:
                 # Not queued although subscribed: the subscription ended at once. Then poll.
                 poll = foreign == 1 or not queued
@@ -220,21 +221,23 @@ class RedisBackend(LockBackend):
         """Run a script that may be sent again and needs no replicas."""
         return await self._run(script, keys.lock, keys.body(script, *arguments), resend=True)
 
-    def _queue_entry(self, request: Request, keys: LockKeys, ttl_ms: int, limit: str | int) -> str:
-        """Return the queue entry for the script; an empty one when no subscription is active."""
+    def _queue_entry(self, request: Request, keys: LockKeys, ttl_ms: int, limit: str | int) -> _QueueEntry | None:
+        """Return the queue entry for the script; None when no subscription is active."""
         listener = self._topology.listener_for(keys.lock)
         channel = None if listener is None else listener.channel
         if listener is None or channel is None:
-            return ""
+            return None
+        beside = "" if limit == "" else f"+{limit}"
+        text = f"{min(ttl_ms // 2, GRACE_MS_MAX)}{beside} {channel}"
         entry: _QueueEntry | None = request.state
         if entry is None or entry.channel != channel:
             # Messages to a former subscription are lost; its queue entry is removed when its turn comes.
             self._left_queue(request)
-            beside = "" if limit == "" else f"+{limit}"
-            grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
-            entry = request.state = _QueueEntry(listener, channel, f"{grace_ms}{beside} {channel}")
+            entry = request.state = _QueueEntry(listener, channel, text, "")
             listener.expect(request, keys.lock)
-        return entry.text
+        elif entry.text != text:  # the cap of a semaphore was changed
+            entry = request.state = _QueueEntry(listener, channel, text, entry.text)
+        return entry
 
     def _left_queue(self, request: Request) -> None:
         if request.state is not None:
@@ -255,7 +258,9 @@ class RedisBackend(LockBackend):
             request.state = None
 
     async def _abandon(self, request: Request, keys: LockKeys) -> None:
-        body = keys.body(_ABANDON, request.owner, "" if request.state is None else request.state.text)
+        entry: _QueueEntry | None = request.state
+        # With the former text too: the call that was to replace it may have had no answer.
+        body = keys.body(_ABANDON, request.owner, *(("", "") if entry is None else (entry.text, entry.former)))
         await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -373,6 +378,7 @@ class _QueueEntry(NamedTuple):
     listener: WakeupListener
     channel: str
     text: str
+    former: str  # what it may still be at the server, where it keeps its place; "" if it has had one text only
 
 
 def _holder(owner: bytes, left_ms: int, lease: bytes, number: bytes | None, *, waiters: int) -> Holder:

@@ -238,6 +238,25 @@ class Semaphores(Cases):
             with pytest.raises(lockkit.ConfigurationError, match="cap of a semaphore must be"):
                 await semaphore.set_cap(cap)
 
+    @case(needs.permits, needs.caps)
+    async def test_raised_cap_reaches_a_waiter(self, driver: FaceDriver) -> None:
+        """Who has waited since before, though the permit that was held then still is."""
+        name, long = driver.name(), driver.timing.long
+        client, other = await driver.connect(), await driver.connect()
+        semaphore = other.semaphore(name, limit=2, ttl=long)
+        await semaphore.set_cap(1)
+        held = await client.semaphore(name, limit=2, ttl=long).acquire(PATIENCE)
+        waiting = driver.spawn(semaphore.acquire(2 * PATIENCE))
+        await driver.until_waiting(other, apart("sem", name))
+
+        await semaphore.set_cap(2)
+        other._engine.acquisitions.wake(apart("sem", name))  # as if its next look had come, which takes seconds
+
+        permit = await waiting.result()
+        assert {held.slot, permit.slot} == {0, 1}
+        await permit.release()
+        await held.release()
+
     @case(needs.permits, needs.no_caps)
     async def test_cap_is_refused_where_there_is_none(self, driver: FaceDriver) -> None:
         """Before anything is sent."""

@@ -12,7 +12,7 @@ import lockkit
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit_tools.servers import RedisServer
-from tests.backends.redis.support import Keyspace, backend_at, busy_at, token_in, woken
+from tests.backends.redis.support import Keyspace, backend_at, busy_at, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
 
 FREE = {"{lockkit:x}:fence"}
@@ -135,6 +135,55 @@ async def test_permits_have_the_lowest_free_numbers(server: RedisServer, host: S
             assert await backend.release(grant)
         await busy_at(backend, permit(host, 1, queue=False))
         assert (await held(backend, permit(host, 2))).slot == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+async def test_waiter_with_another_limit_keeps_its_place(
+    server: RedisServer, redis: Keyspace, host: StubHost, before: int, after: int
+) -> None:
+    """As when an operator changed the cap: those behind it and each release see the limit that it asked with last."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+        grants = [await held(backend, permit(host, 3)) for _ in range(3)]
+        requests = [permit(host, limit) for limit in (3, before, 3)]
+        for request in requests:
+            await queue_up(other, request)
+        _, waiter, _ = requests
+        waiter.limit = after
+        await busy_at(other, waiter)
+
+        def queue() -> list[str]:
+            return [entry.split()[0] for entry in redis("LRANGE", "{lockkit:x}:queue", 0, -1)]
+
+        assert queue() == [request.owner for request in requests]
+        assert redis("PTTL", "{lockkit:x}:queue") > 30_000
+        for grant in grants[:2]:
+            assert await backend.release(grant)
+        assert (waiter.owner in queue()) == (after == 1)
+        for request in requests:
+            await other.abandon(request)
+        assert not redis("EXISTS", "{lockkit:x}:queue")
+
+
+async def test_abandoned_request_whose_new_limit_did_not_arrive_leaves_no_entry(
+    server: RedisServer, redis: Keyspace, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows which of its two texts is in the queue."""
+    async with backend_at(server.url, host) as backend:
+        await held(backend, permit(host, 1))
+        waiter = permit(host, 1)
+        await queue_up(backend, waiter)
+        waiter.limit = 2
+
+        async def lose(*_: object, **__: object) -> None:
+            raise lockkit.BackendUnavailable("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "_run", lose)
+            with pytest.raises(lockkit.BackendUnavailable):
+                await backend.try_acquire(waiter)
+        await backend.abandon(waiter)
+
+        assert not redis("EXISTS", "{lockkit:x}:queue")
 
 
 @pytest.mark.parametrize("how", ["renew", "release", "update", "write_note"])
@@ -366,7 +415,10 @@ class History:
     async def ask_again(self) -> None:
         """One that waits, woken or not."""
         if self.waiting:
-            await self._ask(*self.waiting.pop(self.draw.randrange(len(self.waiting))))
+            backend, request = self.waiting.pop(self.draw.randrange(len(self.waiting)))
+            if self.permits:
+                request.limit = self.draw.choice((2, 3))  # as after a change of the cap
+            await self._ask(backend, request)
 
     async def _ask(self, backend: RedisBackend, request: Request) -> None:
         outcome = await backend.try_acquire(request)

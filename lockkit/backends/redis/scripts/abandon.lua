@@ -1,12 +1,14 @@
 -- Removes every trace of a request that was not granted, or whose grant had no answer.
 --
 -- KEYS  1 lock   2 fence (see acquire.lua)   3 queue   4 shares   5 leases
--- ARGV  1 owner  2 its queue entry without the owner: "GRACE_MS CHANNEL", or ""
+-- ARGV  1 owner  2 its queue entry without the owner: "GRACE_MS CHANNEL", or ""  3 what the entry was before, or ""
 -- Returns 1 if it held the lock, a place in it or an offer, else 0.
 -- With the functions of shares.lua and offer.lua:
 local owner = ARGV[1]
-if ARGV[2] ~= '' then
-  side('LREM', KEYS[3], 1, owner .. ' ' .. ARGV[2])
+for number = 2, 3 do
+  if ARGV[number] ~= '' then
+    side('LREM', KEYS[3], 1, owner .. ' ' .. ARGV[number])
+  end
 end
 local holder = redis.pcall('GET', KEYS[1])
 if holder == SHARED then

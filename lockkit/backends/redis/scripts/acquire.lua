@@ -4,6 +4,7 @@
 -- ARGV  1 owner  2 ttl_ms  3 metadata (JSON)  4 fence_ms (how long the record is kept)
 --       5 entry for the queue without the owner: "GRACE_MS CHANNEL", or "" not to wait
 --       6 "" exclusively, "0" as a reader, or how many permits may be held
+--       7 the entry in the queue that 5 replaces in its place, because the limit is another one now, or ""
 -- Returns the token if granted ("TOKEN NUMBER" for a permit), otherwise
 -- {ttl_ms left (-1: for ever), owner ("" if only offered), 1 if foreign}.
 --
@@ -56,6 +57,18 @@ if free then
   redis.call('SET', fence, token .. '+', 'PX', ARGV[4])
 end
 -- With the functions of shares.lua and offer.lua:
+
+-- Not by LSET: users were not told to give that right.
+local place = ARGV[7] ~= '' and redis.call('LPOS', queue, owner .. ' ' .. ARGV[7])
+if place then
+  local left_ms = math.max(redis.call('PTTL', queue), 1)
+  local first = redis.call('LPOP', queue, place + 1)
+  first[place + 1] = owner .. ' ' .. waiter
+  for number = place + 1, 1, -1 do
+    redis.call('LPUSH', queue, first[number])
+  end
+  redis.call('PEXPIRE', queue, left_ms)
+end
 
 -- The lowest number of a permit that nobody has, or that which the owner has already.
 local function free_number()

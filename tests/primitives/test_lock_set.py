@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 import pickle
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -318,6 +320,22 @@ def test_plain_functions_are_decorated_by_the_sync_api_alone() -> None:
         assert client.locks(["a{number}", "b"])(lambda number: held_now(client, f"a{number}", "b"))(7) == ["a7", "b"]
     with pytest.raises(ConfigurationError, match="not a coroutine function"):
         aio.connect("memory://set-plain").locks(["a"])(lambda: None)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])  # noqa: S301 - our own
+@pytest.mark.parametrize("make", [lambda client: client.locks(["a", "b"]), lambda client: client.once("a", keep=60)])
+def test_what_a_block_is_inside_of_is_pickled(
+    make: Callable[[Any], Any], duplicate: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """As a lock is, without the block."""
+
+    async def main() -> None:
+        async with aio.connect(f"file://{tmp_path}") as client, (made := make(client)):
+            assert repr(duplicate(made)) == repr(made)
+
+    with lockkit.connect(f"file://{tmp_path}") as client, (made := make(client)):
+        assert repr(duplicate(made)) == repr(made)
+    asyncio.run(main())
 
 
 # -- all or nothing --------------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def name_templates(
 class BaseLeaseSet(Generic[L]):
     """The leases of a set, in both APIs: what looks at local state and never blocks; and the rest, without colour."""
 
-    __slots__ = ("__weakref__", "_acquired", "_leases", "_locks", "_released")
+    __slots__ = ("__weakref__", "_acquired", "_callbacks", "_leases", "_locks", "_released")
 
     _api: ClassVar[str]
     """Where users import the class from, for the repr."""
@@ -247,6 +247,7 @@ class BaseLeaseSet(Generic[L]):
         self._acquired: list[tuple[SetMember[L], L]] = []  # still to be released, in the order in which they came
         self._leases: tuple[L, ...] = ()  # all, once all were acquired
         self._released = False  # or about to be
+        self._callbacks: list[LostCallback] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -354,6 +355,7 @@ class BaseLeaseSet(Generic[L]):
                 return None
             return chosen(lease, reason)
 
+        self._callbacks.append(first)
         for member, record in zip(self._locks.members, self._records, strict=True):
             member.engine.leases.on_lost(record, first)
 
@@ -411,6 +413,8 @@ class BaseLeaseSet(Generic[L]):
                 left = None if timeout is None else max(0.0, began + timeout - locks.runtime.now())
             self._leases = tuple(lease for _, lease in self._acquired)
             for record in self._records:
+                if record.count > 1:  # the outer block goes on with it, as it was, when the set has been left
+                    continue
                 record.part_of = "a set of locks"
                 if locks.stall is not None:
                     record.start_beats(locks.stall)
@@ -531,8 +535,12 @@ class BaseLeaseSet(Generic[L]):
             member, lease = left.pop()
             # The first that hangs may take all of the time; the others are still tried.
             answer_by = max(until, self._locks.runtime.now() + UNDO_SECONDS_MIN)
+            record = _record(lease)
             try:
-                await action(member, _record(lease), answer_by)
+                await action(member, record, answer_by)
+                if record.held:  # an outer block of a reentrant lock goes on with it
+                    with member.engine.client.mutex:
+                        record.callbacks = [one for one in record.callbacks or () if one not in self._callbacks]
             except LockError as error:
                 errors.append(error)
                 if not isinstance(error, LockLost):

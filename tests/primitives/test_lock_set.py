@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -290,6 +291,48 @@ async def test_reentrant_locks_are_counted(driver: FaceDriver) -> None:
         assert await held(client, "a", "b") == ["b"]
         assert outer.held
     assert await held(client, "a", "b") == []
+
+
+@both_faces
+async def test_outer_block_of_a_reentrant_lock_is_as_before_once_the_set_is_left(driver: FaceDriver) -> None:
+    """It expects no beats, calls nobody of the set when it is lost, and can be handed over."""
+    client = await driver.connect()
+    told: list[str] = []
+    locks = client.locks(["a", "b"], reentrant=True, stall=0.01, on_lost=lambda *_: told.append("set"))
+
+    for end in ("lost", "handed over"):
+        with pytest.raises(LockLost) if end == "lost" else nullcontext():
+            async with client.lock("a", reentrant=True) as outer:
+                async with locks as leases:
+                    leases.on_lost(lambda *_: told.append("leases"))
+                await driver.sleep(0.02)
+                assert not outer.stalled
+                if end == "handed over":
+                    await outer.ticket(0.01)
+                else:
+                    outer.on_lost(lambda *_: told.append("outer"))
+                    await client.break_lock("a")
+                    assert not await outer.confirm()
+                    await driver.eventually(lambda: "outer" in told, "the callback")
+
+    assert told == ["outer"]
+
+
+@both_faces
+async def test_loss_of_an_entered_lease_within_a_set_is_told_to_the_set(driver: FaceDriver) -> None:
+    """Until the set is left."""
+    client = await driver.connect()
+    told: list[str] = []
+
+    with pytest.raises(LockLost):  # noqa: PT012 - the block is what is tested
+        async with (
+            client.lock("a", reentrant=True) as outer,
+            client.locks(["a", "b"], reentrant=True, on_lost=lambda lease, _: told.append(lease.name)),
+        ):
+            await client.break_lock("a")
+            assert not await outer.confirm()
+
+    await driver.eventually(lambda: told == ["a"], "the callback")
 
 
 @both_faces

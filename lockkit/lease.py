@@ -251,6 +251,10 @@ class WithStack(Generic[B]):
         """Start without blocks."""
         self._stacks: dict[object, list[B]] = {}
 
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        """Pickle and copy no blocks: they are of the object that was entered."""
+        return type(self), ()
+
     def push(self, who: object, lease: B) -> None:
         """
         Remember the lease of the block that `who` entered.

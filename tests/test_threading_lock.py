@@ -1,4 +1,4 @@
-"""CPython's own tests of ``threading.Lock``, on the adapter, where Python comes with its package ``test``."""
+"""The adapter for ``threading.Lock``: CPython's own tests, where Python comes with its package ``test``, and more."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def test_cpython_lock_test(name: str) -> None:
 
     assert result.testsRun == 1
     assert [*result.failures, *result.errors] == []
+
+
+def test_close_during_a_block_is_loss() -> None:
+    """Another client may hold the lock at once: leaving must not look as if the block had been protected."""
+    client = lockkit.connect("memory://")
+
+    with pytest.raises(lockkit.LockLost, match="client, session"), client.lock("a").as_threading_lock():
+        client.close()

@@ -25,12 +25,13 @@ from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
 from lockkit import validation
 from lockkit.backend import split_space
 from lockkit.configuration.name_template import NameTemplate
+from lockkit.engine import observation
 from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.engine import Engine
-from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.lease_record import HELD, UNCONFIRMED, LeaseRecord
 from lockkit.engine.settings import INHERIT, Inherit, LockOptions, LockSettings, LostCallback
-from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.runtime import Runtime
 from lockkit.units import Instant, Seconds
 
@@ -236,7 +237,7 @@ def name_templates(
 class BaseLeaseSet(Generic[L]):
     """The leases of a set, in both APIs: what looks at local state and never blocks; and the rest, without colour."""
 
-    __slots__ = ("__weakref__", "_acquired", "_leases", "_locks", "_released")
+    __slots__ = ("__weakref__", "_acquired", "_callbacks", "_leases", "_locks", "_released")
 
     _api: ClassVar[str]
     """Where users import the class from, for the repr."""
@@ -247,6 +248,7 @@ class BaseLeaseSet(Generic[L]):
         self._acquired: list[tuple[SetMember[L], L]] = []  # still to be released, in the order in which they came
         self._leases: tuple[L, ...] = ()  # all, once all were acquired
         self._released = False  # or about to be
+        self._callbacks: list[LostCallback] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -354,6 +356,7 @@ class BaseLeaseSet(Generic[L]):
                 return None
             return chosen(lease, reason)
 
+        self._callbacks.append(first)
         for member, record in zip(self._locks.members, self._records, strict=True):
             member.engine.leases.on_lost(record, first)
 
@@ -411,6 +414,8 @@ class BaseLeaseSet(Generic[L]):
                 left = None if timeout is None else max(0.0, began + timeout - locks.runtime.now())
             self._leases = tuple(lease for _, lease in self._acquired)
             for record in self._records:
+                if record.count > 1:  # the outer block goes on with it, as it was, when the set has been left
+                    continue
                 record.part_of = "a set of locks"
                 if locks.stall is not None:
                     record.start_beats(locks.stall)
@@ -456,6 +461,9 @@ class BaseLeaseSet(Generic[L]):
         """Release all, the last first; each is tried."""
         self._released = True
         await self._each(lambda member, record, by: member.engine.releases.release(record, by), RELEASE_SECONDS)
+        if self._acquired:
+            member, _ = self._acquired[0]
+            raise _unasked(member)
 
     async def _leave(self, error: BaseException | None) -> None:
         """Release all at the end of a ``with`` block, as `Releases.leave` does with one."""
@@ -478,6 +486,9 @@ class BaseLeaseSet(Generic[L]):
         self._released = True
         if not self._acquired:
             return
+        for record in (_record(lease) for _, lease in self._acquired):
+            if record.settings.min_hold and record.count == 1:  # no work ran under it
+                record.settings = replace(record.settings, min_hold=0.0)
         runtime = self._locks.runtime
         seconds = min(UNDO_SECONDS, max(UNDO_SECONDS_MIN, answer_by - runtime.now()))
         try:
@@ -487,8 +498,6 @@ class BaseLeaseSet(Generic[L]):
 
     @staticmethod
     async def _undo(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
-        if record.settings.min_hold and record.count == 1:  # no work ran under it
-            record.settings = replace(record.settings, min_hold=0.0)
         try:
             await member.engine.releases.release(record, answer_by)
         except LockLost as error:
@@ -529,14 +538,38 @@ class BaseLeaseSet(Generic[L]):
     ) -> None:
         while left:
             member, lease = left.pop()
-            # The first that hangs may take all of the time; the others are still tried.
-            answer_by = max(until, self._locks.runtime.now() + UNDO_SECONDS_MIN)
+            record = _record(lease)
             try:
-                await action(member, _record(lease), answer_by)
+                if record.count == 1 and record.held and self._locks.runtime.now() >= until:
+                    _end_unasked(member, record)
+                    self._acquired.insert(0, (member, lease))  # release() may be called again
+                    continue
+                await action(member, record, until)
+                if record.held:  # an outer block of a reentrant lock goes on with it
+                    with member.engine.client.mutex:
+                        record.callbacks = [one for one in record.callbacks or () if one not in self._callbacks]
             except LockError as error:
                 errors.append(error)
                 if not isinstance(error, LockLost):
-                    self._acquired.insert(0, (member, lease))  # release() may be called again
+                    self._acquired.insert(0, (member, lease))  # as above
+
+
+def _end_unasked(member: SetMember[Any], record: LeaseRecord) -> None:
+    """End a lease as a release that is not answered does: the others have taken the time to ask its backend."""
+    engine = member.engine
+    with engine.client.mutex:
+        if record.state is not HELD:
+            return
+        engine.releases._begin(record)  # noqa: SLF001 - what `Releases.release` does before it asks
+        record.state = UNCONFIRMED
+    observation.post("released", record, "unconfirmed")
+    engine.leases.report.unreleased(record, _unasked(member))
+    engine.cleanups.release_later(record)
+
+
+def _unasked(member: SetMember[Any]) -> LockError:
+    problem = BackendUnavailable("the other locks of the set took the time for it")
+    return member.engine.client.unavailable(problem, f"release lock {member.name!r}", member.name)
 
 
 def _record(lease: object) -> LeaseRecord:

@@ -160,6 +160,7 @@ class Once:
         if done is not None:
             return self._repeat(done)
         lease = await self.engine.acquire(replace(self.lock, name=apart(SPACE, self.key)), self.lock.timeout)
+        self.engine.leases.enter(lease._record)  # noqa: SLF001 - made by make_lease
         attempt = Attempt(self, lease)
         try:
             note, done = await self._read()

@@ -338,7 +338,7 @@ class ThreadingLock:
 
     def __enter__(self) -> bool:
         """Acquire without limit."""
-        entry = (self._current(), self._lock.acquire(None))
+        entry = (self._current(), self._lock.acquire(None).__enter__())
         self._acquired.append(entry)
         self._blocks.push(entry[0], entry)
         return True

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 import pickle
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +21,6 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.backend import Busy, Grant, Request
-from lockkit.engine.acquisition import UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.primitives.lock_set import NAMES_MAX
@@ -291,6 +293,48 @@ async def test_reentrant_locks_are_counted(driver: FaceDriver) -> None:
 
 
 @both_faces
+async def test_outer_block_of_a_reentrant_lock_is_as_before_once_the_set_is_left(driver: FaceDriver) -> None:
+    """It expects no beats, calls nobody of the set when it is lost, and can be handed over."""
+    client = await driver.connect()
+    told: list[str] = []
+    locks = client.locks(["a", "b"], reentrant=True, stall=0.01, on_lost=lambda *_: told.append("set"))
+
+    for end in ("lost", "handed over"):
+        with pytest.raises(LockLost) if end == "lost" else nullcontext():
+            async with client.lock("a", reentrant=True) as outer:
+                async with locks as leases:
+                    leases.on_lost(lambda *_: told.append("leases"))
+                await driver.sleep(0.02)
+                assert not outer.stalled
+                if end == "handed over":
+                    await outer.ticket(0.01)
+                else:
+                    outer.on_lost(lambda *_: told.append("outer"))
+                    await client.break_lock("a")
+                    assert not await outer.confirm()
+                    await driver.eventually(lambda: "outer" in told, "the callback")
+
+    assert told == ["outer"]
+
+
+@both_faces
+async def test_loss_of_an_entered_lease_within_a_set_is_told_to_the_set(driver: FaceDriver) -> None:
+    """Until the set is left."""
+    client = await driver.connect()
+    told: list[str] = []
+
+    with pytest.raises(LockLost):  # noqa: PT012 - the block is what is tested
+        async with (
+            client.lock("a", reentrant=True) as outer,
+            client.locks(["a", "b"], reentrant=True, on_lost=lambda lease, _: told.append(lease.name)),
+        ):
+            await client.break_lock("a")
+            assert not await outer.confirm()
+
+    await driver.eventually(lambda: told == ["a"], "the callback")
+
+
+@both_faces
 async def test_decorated_function_holds_all_locks(driver: FaceDriver) -> None:
     """The names come from the arguments; two that are equal are one. What would run without the locks is refused."""
     client = await driver.connect()
@@ -318,6 +362,22 @@ def test_plain_functions_are_decorated_by_the_sync_api_alone() -> None:
         assert client.locks(["a{number}", "b"])(lambda number: held_now(client, f"a{number}", "b"))(7) == ["a7", "b"]
     with pytest.raises(ConfigurationError, match="not a coroutine function"):
         aio.connect("memory://set-plain").locks(["a"])(lambda: None)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])  # noqa: S301 - our own
+@pytest.mark.parametrize("make", [lambda client: client.locks(["a", "b"]), lambda client: client.once("a", keep=60)])
+def test_what_a_block_is_inside_of_is_pickled(
+    make: Callable[[Any], Any], duplicate: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """As a lock is, without the block."""
+
+    async def main() -> None:
+        async with aio.connect(f"file://{tmp_path}") as client, (made := make(client)):
+            assert repr(duplicate(made)) == repr(made)
+
+    with lockkit.connect(f"file://{tmp_path}") as client, (made := make(client)):
+        assert repr(duplicate(made)) == repr(made)
+    asyncio.run(main())
 
 
 # -- all or nothing --------------------------------------------------------------------------------------------------
@@ -450,30 +510,50 @@ def test_release_is_in_reverse_order_and_tries_each(monkeypatch: pytest.MonkeyPa
     assert released == ["d", "b", "a", "b"]
 
 
-def test_releases_at_a_server_that_hangs_share_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving a block takes about as long as with one lock, not that long for each."""
+@pytest.mark.parametrize("end", ["release", "block", "undo", "slow"])
+def test_releases_at_a_server_that_hangs_share_one_time(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """As long as with one lock, not that long for each: those for which no time is left are not asked for."""
     clock = MovableClock()
     client, backend = scripted(clock)
-    tried: list[int] = []
+    names = [f"n{number:02}" for number in range(20)]
+    locks = client.locks(names, ttl=300, timeout=1.0)
+    original, release = backend.try_acquire, backend.release
 
     async def hang(grant: Grant, answer_by: float = inf) -> bool:
-        tried.append(grant.token)
-        clock.added += max(0.0, answer_by - clock.now())
+        if threading.current_thread() is threading.main_thread():  # else in the background
+            clock.added += max(0.0, answer_by - clock.now())
+        if end == "slow":
+            return await release(grant)
         raise DOWN
 
-    names = [f"n{number}" for number in range(20)]
-    leases = client.locks(names, ttl=300, timeout=PATIENCE).acquire()
+    async def hang_at_the_last(request: Request) -> Grant | Busy:
+        if request.name == names[-1]:
+            clock.added += max(0.0, request.answer_by - clock.now())
+            raise DOWN
+        return await original(request)
+
+    leases = None if end == "undo" else locks.acquire()
     monkeypatch.setattr(backend, "release", hang)
+    monkeypatch.setattr(backend, "try_acquire", hang_at_the_last)
     before = clock.added
+    if leases is None:
+        with pytest.raises(BackendUnavailable):
+            locks.acquire()
+    elif end == "block":
+        with leases:
+            pass
+    else:
+        with pytest.raises(BackendUnavailable):
+            leases.release()
 
-    with pytest.raises(BackendUnavailable):
-        leases.release()
-
-    assert len(set(tried)) == len(names)
-    assert clock.added - before <= RELEASE_SECONDS + len(names) * UNDO_SECONDS_MIN
+    assert clock.added - before <= (1.5 if end == "undo" else RELEASE_SECONDS)
+    assert not client._engine.leases.records
     monkeypatch.undo()
-    leases.release()
-    assert held_now(client, *names) == []
+    if end == "release":
+        assert leases is not None
+        leases.release()
+        assert held_now(client, *names) == []
+    until(lambda: not held_now(client, *names[:-1]))
 
 
 def test_error_of_the_body_goes_on_with_notes() -> None:

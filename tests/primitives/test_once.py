@@ -19,11 +19,13 @@ from lockkit.backend import NOTE_BYTES_MAX, Grant, Request, apart, split_space
 from lockkit.errors import BackendUnavailable
 from lockkit.primitives.once import ERROR_CHARS_MAX, ERROR_TYPE_CHARS_MAX, SPACE, digest
 from lockkit.runtime import drive
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
 from lockkit.validation import VALUE_BYTES_MAX
 from lockkit_tools.servers.proxy import FaultProxy
 from lockkit_tools.servers.redis import RedisServer
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
+from tests.faces import both_faces
 
 KEEP = 600.0
 
@@ -55,6 +57,20 @@ def test_run_that_asks_for_its_own_key_is_told_so(client: lockkit.Client) -> Non
         client.once("charge:17", keep=KEEP, timeout=0).__enter__()
 
     assert caught.value.name == "charge:17"
+
+
+@both_faces
+async def test_close_during_a_run_is_loss(driver: FaceDriver) -> None:
+    """Another client may run the key at once: the run must not end as if it had been alone."""
+    client, other = await driver.connect(), await driver.connect()
+
+    with pytest.raises(lockkit.LockLost, match="client, session"):  # noqa: PT012 - the block is what is tested
+        async with client.once("key", keep=KEEP) as attempt:
+            await client.close()
+            with pytest.raises(lockkit.LockLost):
+                await attempt.done()
+            async with other.once("key", keep=KEEP, timeout=0) as next_attempt:
+                assert next_attempt.first
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -48,3 +48,14 @@ def test_close_during_a_block_is_loss() -> None:
 
     with pytest.raises(lockkit.LockLost, match="client, session"), client.lock("a").as_threading_lock():
         client.close()
+
+
+def test_reentrant_block_that_releases_early_leaves_the_outer_one_its_lock() -> None:
+    """As a block of the lock itself does; all is given back at the end."""
+    with lockkit.connect("memory://threading-reentrant") as client:
+        lock = client.lock("a", reentrant=True).as_threading_lock()
+        with lock:
+            with lock:
+                lock.release()
+            assert lock.locked()
+        assert not lock.locked()

@@ -348,8 +348,8 @@ class ThreadingLock:
     ) -> None:
         """Release; an exception of the body is not hidden."""
         entry = self._blocks.pop(self._current)
-        if self._forget(entry):
-            entry[1].__exit__(kind, error, trace)
+        self._forget(entry)
+        entry[1].__exit__(kind, error, trace)  # no error if it was released
 
     def __repr__(self) -> str:
         """Show name and backend, and whether this object holds the lock (it does not ask for other holders)."""

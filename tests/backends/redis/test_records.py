@@ -40,9 +40,10 @@ def test_record_of_a_released_name_stays_for_idle_ttl(
     """From the last grant or renewal; but at least for ten ttls."""
 
     def stays(least_ms: int, most_ms: int) -> bool:
-        return all(least_ms < int(str(keyspace("PTTL", FENCE))) <= most_ms for keyspace in keyspaces)
+        kept = [least_ms < int(str(keyspace("PTTL", FENCE))) <= most_ms for keyspace in keyspaces]
+        return sum(kept) > len(kept) / 2
 
-    # A vote needs two of three nodes: the last one may be late.
+    # A vote needs two of three nodes: the last one may be late, or refuse since the release before came late.
     with lockkit.connect(servers.url, idle_ttl=idle_ttl, ttl=5) as client:
         with client.lock("x", timeout=PATIENCE) as lease:
             lease.extend()

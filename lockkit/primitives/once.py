@@ -25,23 +25,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar
+from functools import partial
+from math import inf
+from typing import Any, ClassVar, TypeVar
 
 from lockkit import validation
-from lockkit.backend import Holder, Note, apart
+from lockkit.backend import CALL_SECONDS, Holder, Note, apart
 from lockkit.configuration.name_template import NameTemplate
+from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS_MIN
+from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.settings import LockSettings
-from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, StoredError
+from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockError, LockLost, StoredError
 from lockkit.runtime import wall_clock
-from lockkit.units import Seconds
+from lockkit.units import Instant, Seconds
 from lockkit.validation import decode_json, encode_json
 
 log = logging.getLogger("lockkit")
+
+T = TypeVar("T")
 
 SPACE = "once"
 """The records' space apart from the locks (`lockkit.backend.apart`)."""
@@ -156,31 +162,38 @@ class Once:
         """Find out whether the key is done; if it is not, hold it."""
         runtime, timeout = self.engine.runtime, self.lock.timeout
         began = runtime.now()
-        _, done = await self._read()
+        answer_by = inf if timeout is None else began + timeout + ANSWER_GRACE
+        _, done = await self._read(answer_by)
         if done is not None:
             return self._repeat(done)
         lease = await self.engine.acquire(replace(self.lock, name=apart(SPACE, self.key)), self.lock.timeout)
         self.engine.leases.enter(lease._record)  # noqa: SLF001 - made by make_lease
         attempt = Attempt(self, lease)
         try:
-            note, done = await self._read()
+            note, done = await self._read(answer_by)
             attempt.note = None if note is None else note.text
         except BaseException as error:
             # Not `Attempt.leave`: this is no error of the work, to be stored as its outcome.
-            await self.engine.releases.leave(lease._record, error)  # noqa: SLF001 - made by make_lease
+            by = max(answer_by, runtime.now() + UNDO_SECONDS_MIN)
+            await self.engine.releases.leave(lease._record, error, by)  # noqa: SLF001 - as above
             raise
         if done is None and lease.held:
             return attempt
-        await attempt.give_back()
+        await attempt.give_back(max(answer_by, runtime.now() + UNDO_SECONDS_MIN))
         if done is not None:
             return self._repeat(done)
         # The lease ended before this process got the answer (it was stopped): meanwhile another run may have completed.
         left = None if timeout is None else max(0.0, began + timeout - runtime.now())
         return await replace(self, lock=replace(self.lock, timeout=left)).begin()
 
-    async def _read(self) -> tuple[Note | None, OnceDone | None]:
+    async def _read(self, answer_by: Instant = inf) -> tuple[Note | None, OnceDone | None]:
         """Read the note on the key; and what it says, if that is a completion."""
-        note = await self.engine.notes.read(apart(SPACE, self.key))
+        engine, name = self.engine, apart(SPACE, self.key)
+        if answer_by >= engine.runtime.now() + CALL_SECONDS:  # by then each question has ended
+            note = await engine.notes.read(name)
+        else:
+            read = partial(engine.notes.read, name)
+            note = await _within(engine, answer_by, read, f"read the note on lock {name!r}", self.key)
         return note, None if note is None else decode(note.text, self.key, self.engine.url)
 
     async def state(self) -> OnceRunning | OnceDone | None:
@@ -303,19 +316,21 @@ class Attempt:
         """Write a note that is no completion, such as a count of attempts. See `lockkit.engine.lookup.Notes.write`."""
         await self._once.engine.notes.write(self._record("be noted"), text, keep)
 
-    async def _complete(self, record: LeaseRecord, outcome: str) -> None:
+    async def _complete(self, record: LeaseRecord, outcome: str, answer_by: Instant = inf) -> None:
         match = json.dumps(digest(self._once.match))
         keep = self._once.keep
         text = f'{{"done":1,"match":{match},"since":{wall_clock():.3f},"keep":{keep:.3f},{outcome}}}'
-        await self._once.engine.notes.write(record, text, keep)
-        await self.give_back()
+        engine = self._once.engine
+        write = partial(engine.notes.write, record, text, keep)
+        await _within(engine, answer_by, write, f"write the note on lock {record.grant.name!r}", self.key)
+        await self.give_back(answer_by)
 
-    async def give_back(self) -> None:
+    async def give_back(self, answer_by: Instant = inf) -> None:
         """Free the key after its completion. That it was lost in between matters no more: nobody runs a done key."""
         lease, self.lease = self.lease, None
         assert lease is not None, "completed by its holder"
         try:
-            await self._once.engine.releases.leave(lease._record, None)  # noqa: SLF001 - as above
+            await self._once.engine.releases.leave(lease._record, None, answer_by)  # noqa: SLF001 - as above
         except LockLost as error:
             log.debug("once %r: %s", self.key, error)
 
@@ -323,11 +338,12 @@ class Attempt:
         """End the attempt: store an error that is to be stored, otherwise free a key that is not done."""
         if self.lease is None:
             return
-        record = self._record("be left")
+        engine, record = self._once.engine, self._record("be left")
+        answer_by = engine.runtime.now() + RELEASE_SECONDS  # for the note and the release together
         try:
             # Not what `done` raised: the work had succeeded, and its result may be stored already.
             if not self._completing and error is not None and isinstance(error, self._once.store_errors):
-                await self._complete(record, f'"error":{encode_error(error)}')
+                await self._complete(record, f'"error":{encode_error(error)}', answer_by)
         except LockError as failed:
             assert error is not None, "only an error is stored"
             error.add_note(f"lockkit: {failed}")
@@ -335,8 +351,36 @@ class Attempt:
             # Also if storing the error was cancelled, or it has no text: else it would be renewed for ever.
             lease, self.lease = self.lease, None  # kept until the release: a lease that is dropped is not released
             if lease is not None:
-                await self._once.engine.releases.leave(record, error)
+                await engine.releases.leave(record, error, answer_by)
             del lease
+
+
+async def _within(
+    engine: Engine[Any], answer_by: Instant, ask: Callable[[], Coroutine[Any, Any, T]], action: str, key: str
+) -> T:
+    """Read or write a note in the background, which takes as long as it likes; raises if there is no answer by then."""
+    if answer_by == inf:
+        return await ask()
+    runtime, outcome = engine.runtime, list[T | BaseException]()
+    ended = runtime.event()
+
+    async def run() -> None:
+        try:
+            outcome.append(await ask())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            outcome.append(error)
+        finally:
+            ended.set()
+
+    if not engine.client.spawn("lockkit-once", run):
+        return await ask()
+    await ended.wait(answer_by - runtime.now())
+    if not outcome:
+        raise engine.client.unavailable(BackendUnavailable("no answer in time"), action, key)
+    answer = outcome.pop()
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 class BaseAttempt:

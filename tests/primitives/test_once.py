@@ -25,7 +25,7 @@ from lockkit.validation import VALUE_BYTES_MAX
 from lockkit_tools.servers.proxy import FaultProxy
 from lockkit_tools.servers.redis import RedisServer
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
-from tests.faces import both_faces
+from tests.faces import both_faces, scripted_for
 
 KEEP = 600.0
 
@@ -365,6 +365,74 @@ def test_key_is_freed_although_its_error_cannot_be_stored(
         assert client._engine.leases.records == {}
         with client.once("key", keep=KEEP, timeout=PATIENCE) as again:
             assert again.first
+        assert attempt.first
+
+
+@both_faces
+@pytest.mark.parametrize("held", [False, True])
+async def test_call_with_a_timeout_does_not_wait_for_a_note_that_is_not_read(
+    driver: FaceDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    held: bool,  # noqa: FBT001 - of pytest
+) -> None:
+    """Neither before it acquires the lock nor with it; then it does not wait long for the release, either."""
+    client, backend = scripted_for(driver)
+    runtime, read = client._engine.runtime, backend.read_note
+    hanging, bounds = runtime.event(), []
+
+    async def hang(name: str) -> Any:  # noqa: ANN401
+        if bool(client._engine.leases.records) is held:
+            await hanging.wait(PATIENCE)
+        return await read(name)
+
+    async def release(_: Grant, answer_by: float = math.inf) -> bool:
+        bounds.append(answer_by - runtime.now())
+        raise BackendUnavailable("hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "read_note", hang)
+        patch.setattr(backend, "release", release)
+        with pytest.raises(BackendUnavailable, match=r"read the note on lock .key.*no answer in time") as caught:
+            await client.once("key", keep=KEEP, timeout=0).__aenter__()
+        assert not hanging.is_set()
+        assert caught.value.name == "key"
+    assert all(bound < 0.5 for bound in bounds[:1])
+    assert bool(bounds) is held
+    hanging.set()
+    async with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:  # the background has released it
+        assert attempt.first
+
+
+@both_faces
+async def test_leaving_does_not_wait_for_an_error_that_is_not_stored(
+    driver: FaceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note and the release have the time of a release together, whatever the ttl is; the work runs again."""
+    monkeypatch.setattr("lockkit.primitives.once.RELEASE_SECONDS", 0.1)
+    client, backend = scripted_for(driver)
+    runtime = client._engine.runtime
+    hanging, bounds = runtime.event(), []
+    release = backend.release
+
+    async def hang(*_: object) -> bool:
+        await hanging.wait(PATIENCE)
+        raise BackendUnavailable("hangs")
+
+    async def note(grant: Grant, answer_by: float = math.inf) -> bool:
+        bounds.append(answer_by - runtime.now())
+        return await release(grant)
+
+    monkeypatch.setattr(backend, "write_note", hang)
+    monkeypatch.setattr(backend, "release", note)
+    with pytest.raises(LookupError) as caught:
+        async with client.once("key", keep=KEEP, ttl=PATIENCE, store_errors=LookupError):
+            raise LookupError
+
+    assert not hanging.is_set()
+    assert "could not write the note on lock 'key'" in caught.value.__notes__[0]
+    assert [bound <= 0.0 for bound in bounds] == [True]
+    hanging.set()
+    async with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:
         assert attempt.first
 
 

@@ -18,7 +18,7 @@ One acquisition, as the backend sees it::
     release(grant, answer_by)     ->  True | False                False: the owner no longer held it
     release_all(grants, answer_by)  ->  None                      the client closes
     write_note(grant, text, keep) ->  True | False                False: the owner does not hold it
-    read_note(name)               ->  Note | None
+    read_note(name, answer_by)    ->  Note | None
 
 All methods are ``async def``, also in a backend that only blocks: the sync API runs them without an event loop (see
 `lockkit.runtime`). So under ``runtime.kind == "blocking"`` they must wait only through the runtime of their host.
@@ -838,12 +838,13 @@ class LockBackend(ABC):
         message = f"this backend cannot give lock {request.name!r} to another owner (capabilities.transfer)"
         raise Unsupported(message, name=request.name, backend=self.url)
 
-    async def read_note(self, name: str) -> Note | None:
+    async def read_note(self, name: str, answer_by: Instant = inf) -> Note | None:
         """
         Return the note on a lock, held or free; None if there is none, or its life is over by the server's clock.
 
-        One round trip. Called only if `capabilities.notes`; so is `write_note`.
+        One round trip. Called only if `capabilities.notes`; so is `write_note`. `answer_by` is as for `release`.
         """
+        del answer_by
         raise self._without_notes(name)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:

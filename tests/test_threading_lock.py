@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import threading
 import unittest
 from contextlib import suppress
 from types import ModuleType
@@ -48,6 +49,18 @@ def test_close_during_a_block_is_loss() -> None:
 
     with pytest.raises(lockkit.LockLost, match="client, session"), client.lock("a").as_threading_lock():
         client.close()
+
+
+def test_condition_on_it_leaves_it_free() -> None:
+    """A wait releases the lock inside the block, and acquires it again."""
+    with lockkit.connect("memory://threading-condition") as client:
+        lock = client.lock("a").as_threading_lock()
+        condition = threading.Condition(lock)
+        with condition:
+            waited = condition.wait(0.01)
+            assert lock.locked()
+        assert not waited
+        assert not lock.locked()
 
 
 def test_reentrant_block_that_releases_early_leaves_the_outer_one_its_lock() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Literal
 
 from lockkit.backend import (
@@ -27,7 +28,7 @@ from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.errors import BackendUnavailable, LockError, LockHolder, Unsupported
 from lockkit.runtime import Event
-from lockkit.units import Seconds
+from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -161,16 +162,16 @@ class Notes:
             )
             raise Unsupported(message, backend=url)
 
-    async def read(self, name: str) -> Note | None:
+    async def read(self, name: str, answer_by: Instant = inf) -> Note | None:
         """Read the note on a lock in one round trip; None if there is none."""
-        answer = self._client.ready().read_note(name)
+        answer = self._client.ready().read_note(name, answer_by)
         return await self._client.asked(answer, f"read the note on lock {name!r}", split_space(name)[1])
 
     async def clock(self) -> float:
         """Ask for the backend's wall clock, Unix time."""
         return await self._client.asked(self._client.ready().clock(), "ask for the time", None)
 
-    async def write(self, record: LeaseRecord, text: str, keep: Seconds) -> None:
+    async def write(self, record: LeaseRecord, text: str, keep: Seconds, answer_by: Instant = inf) -> None:
         """
         Put a note on the lock that a lease holds, in place of the one before.
 
@@ -179,7 +180,7 @@ class Notes:
         """
         assert len(text.encode()) <= NOTE_BYTES_MAX, "checked by the primitive, which knows what is too long"
         runtime, pause = self._client.runtime, RETRY_SECONDS_MIN
-        give_up_at = runtime.now() + record.grant.ttl
+        give_up_at = min(runtime.now() + record.grant.ttl, answer_by)
         while True:
             record.check()
             answer_by = self._client.answer_by(CALL_SECONDS, min(record.valid_until, give_up_at))

@@ -25,29 +25,26 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from math import inf
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from lockkit import validation
-from lockkit.backend import CALL_SECONDS, Holder, Note, apart
+from lockkit.backend import Holder, Note, apart
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.settings import LockSettings
-from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockError, LockLost, StoredError
+from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, StoredError
 from lockkit.runtime import wall_clock
 from lockkit.units import Instant, Seconds
 from lockkit.validation import decode_json, encode_json
 
 log = logging.getLogger("lockkit")
-
-T = TypeVar("T")
 
 SPACE = "once"
 """The records' space apart from the locks (`lockkit.backend.apart`)."""
@@ -188,12 +185,7 @@ class Once:
 
     async def _read(self, answer_by: Instant = inf) -> tuple[Note | None, OnceDone | None]:
         """Read the note on the key; and what it says, if that is a completion."""
-        engine, name = self.engine, apart(SPACE, self.key)
-        if answer_by >= engine.runtime.now() + CALL_SECONDS:  # by then each question has ended
-            note = await engine.notes.read(name)
-        else:
-            read = partial(engine.notes.read, name)
-            note = await _within(engine, answer_by, read, f"read the note on lock {name!r}", self.key)
+        note = await self.engine.notes.read(apart(SPACE, self.key), answer_by)
         return note, None if note is None else decode(note.text, self.key, self.engine.url)
 
     async def state(self) -> OnceRunning | OnceDone | None:
@@ -320,9 +312,7 @@ class Attempt:
         match = json.dumps(digest(self._once.match))
         keep = self._once.keep
         text = f'{{"done":1,"match":{match},"since":{wall_clock():.3f},"keep":{keep:.3f},{outcome}}}'
-        engine = self._once.engine
-        write = partial(engine.notes.write, record, text, keep)
-        await _within(engine, answer_by, write, f"write the note on lock {record.grant.name!r}", self.key)
+        await self._once.engine.notes.write(record, text, keep, answer_by)
         await self.give_back(answer_by)
 
     async def give_back(self, answer_by: Instant = inf) -> None:
@@ -353,34 +343,6 @@ class Attempt:
             if lease is not None:
                 await engine.releases.leave(record, error, answer_by)
             del lease
-
-
-async def _within(
-    engine: Engine[Any], answer_by: Instant, ask: Callable[[], Coroutine[Any, Any, T]], action: str, key: str
-) -> T:
-    """Read or write a note in the background, which takes as long as it likes; raises if there is no answer by then."""
-    if answer_by == inf:
-        return await ask()
-    runtime, outcome = engine.runtime, list[T | BaseException]()
-    ended = runtime.event()
-
-    async def run() -> None:
-        try:
-            outcome.append(await ask())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            outcome.append(error)
-        finally:
-            ended.set()
-
-    if not engine.client.spawn("lockkit-once", run):
-        return await ask()
-    await ended.wait(answer_by - runtime.now())
-    if not outcome:
-        raise engine.client.unavailable(BackendUnavailable("no answer in time"), action, key)
-    answer = outcome.pop()
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 class BaseAttempt:

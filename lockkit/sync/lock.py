@@ -269,7 +269,7 @@ class ThreadingLock:
     acquisition is kept with its thread (where that runs an event loop, with its task), and a release ends the
     acquisition that it belongs to:
 
-    - leaving ``with`` ends that of its ``with``;
+    - leaving ``with`` ends that of its ``with``; if it has been released, the last one of its own thread or task;
     - ``release()`` ends the last one of its own thread or task; in one that has none, the oldest of all.
     """
 
@@ -348,7 +348,10 @@ class ThreadingLock:
     ) -> None:
         """Release; an exception of the body is not hidden."""
         entry = self._blocks.pop(self._current)
-        self._forget(entry)
+        if not self._forget(entry):  # it was released in the block, and perhaps acquired again: `threading.Condition`
+            me = self._current()
+            entry = next((one for one in reversed(self._acquired) if one[0] == me), entry)
+            self._forget(entry)
         entry[1].__exit__(kind, error, trace)  # no error if it was released
 
     def __repr__(self) -> str:

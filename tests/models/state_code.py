@@ -169,8 +169,8 @@ class NotingBackend(ClaimBackend):
         request.state = None
         return grant
 
-    async def read_note(self, name: str) -> Note | None:
-        return None if name == CAPS_NAME else await self._call(lambda: self._server.read_note(self._process))
+    async def read_note(self, name: str, answer_by: Instant = inf) -> Note | None:
+        return None if name == CAPS_NAME else await self._call(lambda: self._server.read_note(self._process), answer_by)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         return await self._call(lambda: self._server.write_note(grant.owner, Note(text, keep)), answer_by)

@@ -135,11 +135,9 @@ class AnybodysNote(State):
         """Take anybody for the holder."""
 
 
-async def look_once(
-    self: Notes, name: str, real: Callable[[Notes, str], Awaitable[Note | None]] = Notes.read
-) -> Note | None:
+async def look_once(self: Notes, *asked: Any, real: Callable[..., Awaitable[Note | None]] = Notes.read) -> Note | None:
     """Have who holds a key not look again."""
-    return None if self._leases.all() else await real(self, name)
+    return None if self._leases.all() else await real(self, *asked)
 
 
 def tell_once(self: Tenure, real: Callable[[Tenure], bool] = Tenure._look) -> bool:

@@ -332,10 +332,10 @@ def test_failure_of_lockkit_is_not_stored_as_the_outcome(
         kept(lambda: "result")()
     read, hook = backend.read_note, once(fail(BackendUnavailable("away")))
 
-    async def read_note(name: str) -> Any:  # noqa: ANN401
+    async def read_note(name: str, answer_by: float) -> Any:  # noqa: ANN401
         if client._engine.leases.records:
             hook()
-        return await read(name)
+        return await read(name, answer_by)
 
     monkeypatch.setattr(backend, "read_note", read_note)
     with pytest.raises(BackendUnavailable, match="away"):
@@ -380,9 +380,9 @@ async def test_call_with_a_timeout_does_not_wait_for_a_note_that_is_not_read(
     runtime, read = client._engine.runtime, backend.read_note
     hanging, bounds = runtime.event(), []
 
-    async def hang(name: str) -> Any:  # noqa: ANN401
-        if bool(client._engine.leases.records) is held:
-            await hanging.wait(PATIENCE)
+    async def hang(name: str, answer_by: float) -> Any:  # noqa: ANN401
+        if bool(client._engine.leases.records) is held and not await hanging.wait(answer_by - runtime.now()):
+            raise BackendUnavailable("no answer in time")
         return await read(name)
 
     async def release(_: Grant, answer_by: float = math.inf) -> bool:
@@ -414,8 +414,9 @@ async def test_leaving_does_not_wait_for_an_error_that_is_not_stored(
     hanging, bounds = runtime.event(), []
     release = backend.release
 
-    async def hang(*_: object) -> bool:
-        await hanging.wait(PATIENCE)
+    async def hang(_: Grant, text: str, keep: float, answer_by: float) -> bool:
+        del text, keep
+        await hanging.wait(answer_by - runtime.now())
         raise BackendUnavailable("hangs")
 
     async def note(grant: Grant, answer_by: float = math.inf) -> bool:

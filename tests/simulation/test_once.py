@@ -12,6 +12,7 @@ from lockkit.backend import Note
 from lockkit.engine.lookup import Notes
 from lockkit.errors import LockError
 from lockkit.primitives.once import Attempt
+from lockkit.units import Instant
 from lockkit_tools.simulation import CALM, Conditions, LockServer, Process, draw
 from tests.simulation.support import Stage, known_first, sleep
 from tests.simulation.test_hand_over import AnybodyWrites
@@ -138,9 +139,9 @@ def test_second_look_under_the_lock_is_needed(monkeypatch: pytest.MonkeyPatch) -
     """Without it, a client that waited for a run runs again."""
     read = Notes.read
 
-    async def once_per_attempt(self: Notes, name: str) -> Note | None:
+    async def once_per_attempt(self: Notes, name: str, answer_by: Instant) -> Note | None:
         holds = any(record.grant.name == name for record in self._leases.all())
-        return None if holds else await read(self, name)
+        return None if holds else await read(self, name, answer_by)
 
     monkeypatch.setattr(Notes, "read", once_per_attempt)
 

@@ -623,9 +623,9 @@ class EtcdBackend(LockBackend):
         part = _part_of_name(last, below)
         return NamesPage(names, last + b"\0" if part is None else keys.beginning_with(below + part + b"/")[1])
 
-    async def read_note(self, name: str) -> Note | None:
+    async def read_note(self, name: str, answer_by: float = inf) -> Note | None:
         request = rpc.RangeRequest(key=self._directory(name, "+note")[:-1])
-        answer = await self.cluster.call(RANGE, request, resend=True)
+        answer = await self.cluster.call(RANGE, request, resend=True, answer_by=answer_by)
         return Note(answer.kvs[0].value.decode("utf-8", "replace"), None) if answer.kvs else None
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:

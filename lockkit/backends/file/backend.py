@@ -309,7 +309,7 @@ class FileBackend(LockBackend):
             await self._runtime.sleep(0)  # a page takes milliseconds, and must not block an event loop with the next
         return self._store.names(prefix, None if after is None else after.next)
 
-    async def read_note(self, name: str) -> Note | None:
+    async def read_note(self, name: str, answer_by: float = inf) -> Note | None:
         def read(state: State, now: float) -> Note | None:
             del now
             if state.note is None:
@@ -320,7 +320,7 @@ class FileBackend(LockBackend):
                 state.note = None
             return Note(text, left_us / 1e6) if left_us > 0 else None
 
-        return await self._store.update(name, read)
+        return await self._store.update(name, read, answer_by)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         def write(state: State, now: float) -> bool:

@@ -219,7 +219,8 @@ class MemoryBackend(LockBackend):
             found = [name for name in part if self._space.lock(name).in_use(now)]
         return NamesPage(found, (names, end) if end < len(names) else None)
 
-    async def read_note(self, name: str) -> Note | None:
+    async def read_note(self, name: str, answer_by: float = inf) -> Note | None:
+        del answer_by
         with self._space.mutex:
             found = self._space.notes.get(name)
             left = 0.0 if found is None else found[1] - self._runtime.now()

@@ -269,8 +269,8 @@ class ObjectBackend(LockBackend):
 
         return await self._store.run(self._change(name, decide)) is not None
 
-    async def read_note(self, name: str) -> Note | None:
-        seen = await self._store.run(self._read(name))
+    async def read_note(self, name: str, answer_by: float = inf) -> Note | None:
+        seen = await self._store.run(self._read(name), answer_by)
         left = seen.note_until - wall_clock()
         return None if seen.note is None or left <= 0 else Note(seen.note, left)
 

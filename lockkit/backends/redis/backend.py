@@ -217,9 +217,9 @@ class RedisBackend(LockBackend):
         """Run a script that may be sent again; its change counts when the replicas have it."""
         return self._run(script, keys.lock, body, resend=True, replicas=self._replicas, answer_by=answer_by)
 
-    async def _ask(self, script: Script, keys: LockKeys, *arguments: str | int) -> Any:  # noqa: ANN401 - as the script says
+    async def _ask(self, script: Script, keys: LockKeys, *arguments: str | int, answer_by: float = inf) -> Any:  # noqa: ANN401 - as the script says
         """Run a script that may be sent again and needs no replicas."""
-        return await self._run(script, keys.lock, keys.body(script, *arguments), resend=True)
+        return await self._run(script, keys.lock, keys.body(script, *arguments), resend=True, answer_by=answer_by)
 
     def _queue_entry(self, request: Request, keys: LockKeys, ttl_ms: int, limit: str | int) -> _QueueEntry | None:
         """Return the queue entry for the script; None when no subscription is active."""
@@ -337,8 +337,8 @@ class RedisBackend(LockBackend):
         scan: Scan = Scan(self._prefix, prefix, await masters()) if after is None else after.next
         return await scan.page(masters)
 
-    async def read_note(self, name: str) -> Note | None:
-        reply = await self._ask(_READ_NOTE, self._keys[name])
+    async def read_note(self, name: str, answer_by: float = inf) -> Note | None:
+        reply = await self._ask(_READ_NOTE, self._keys[name], answer_by=answer_by)
         if not reply:
             return None
         text, left_ms = reply

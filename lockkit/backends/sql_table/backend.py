@@ -426,8 +426,8 @@ class SqlTableBackend(SqlBackend):
         last = keys[-1] if len(keys) == BATCH else begin
         return NamesPage(names, last if last != begin else None)
 
-    async def read_note(self, name: str) -> Note | None:
-        rows = (await self._run(self._statements.read_note, (self._key(name),))).rows
+    async def read_note(self, name: str, answer_by: float = inf) -> Note | None:
+        rows = (await self._run(self._statements.read_note, (self._key(name),), answer_by=answer_by)).rows
         return Note(text(rows[0][0]), rows[0][1] / 1e6) if rows else None
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:

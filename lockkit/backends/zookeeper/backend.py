@@ -172,9 +172,9 @@ class ZooKeeperBackend(LockBackend):
         now = self._runtime.now()
         return now + seconds_left(answer_by, now)
 
-    async def _any(self) -> tuple[Session, Instant]:
+    async def _any(self, answer_by: Instant = inf) -> tuple[Session, Instant]:
         """Give a session that is connected, and `_until`."""
-        until = self._until()
+        until = self._until(answer_by)
         return await self._sessions.any(until), until
 
     # -- acquire ---------------------------------------------------------------------------------------------------
@@ -390,9 +390,9 @@ class ZooKeeperBackend(LockBackend):
         names = [name for name, children in zip(part, queues, strict=True) if contenders(children or ())]
         return NamesPage(names, left or None)
 
-    async def read_note(self, name: str) -> Note | None:
+    async def read_note(self, name: str, answer_by: Instant = inf) -> Note | None:
         """See `LockBackend.read_note`. A second round trip once in a while, for the leader's clock."""
-        session, until = await self._any()
+        session, until = await self._any(answer_by)
         return await self._nodes.read_note(session, name, until)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:

@@ -178,8 +178,8 @@ class SimulatedBackend(NodeBackend):
         )
         return None if token is None else Grant(request.name, request.owner, token, request.ttl)
 
-    async def read_note(self, name: str) -> Note | None:
-        return await self._call(lambda: self._server.read_note(name))
+    async def read_note(self, name: str, answer_by: Instant = inf) -> Note | None:
+        return await self._call(lambda: self._server.read_note(name), answer_by)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         return await self._call(lambda: self._server.write_note(grant.name, grant.owner, text, keep), answer_by)

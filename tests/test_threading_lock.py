@@ -55,7 +55,7 @@ def test_condition_on_it_leaves_it_free() -> None:
     """A wait releases the lock inside the block, and acquires it again."""
     with lockkit.connect("memory://threading-condition") as client:
         lock = client.lock("a").as_threading_lock()
-        condition = threading.Condition(lock)
+        condition = threading.Condition(lock)  # type: ignore[arg-type] # for its signatures
         with condition:
             waited = condition.wait(0.01)
             assert lock.locked()

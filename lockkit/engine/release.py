@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from math import inf
 
 from lockkit import observers
@@ -64,11 +65,7 @@ class Releases:
                         self._begin(record)
                     other = None if begun else self._end_of_other_release(record)
                 if other is None:
-                    ours = await (
-                        give_back(client.ready(), record, answer_by)
-                        if record.settings.min_hold
-                        else client.ready().release(record.grant, client.answer_by(RELEASE_SECONDS, answer_by))
-                    )
+                    ours = await self._asked(record, answer_by)
                     break
             except BaseException as error:
                 await self._failed(record, error, begun=begun, first=before is HELD)
@@ -81,6 +78,15 @@ class Releases:
         # A release that is sent again may find that the first one was run.
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
+
+    def _asked(self, record: LeaseRecord, answer_by: Instant) -> Awaitable[bool]:
+        """Ask the backend to free the lock, unless the other locks of a set have taken the time."""
+        client = self._client
+        if answer_by != inf and client.runtime.now() >= answer_by:
+            raise BackendUnavailable("the time for it had passed")
+        if record.settings.min_hold:
+            return give_back(client.ready(), record, answer_by)
+        return client.ready().release(record.grant, client.answer_by(RELEASE_SECONDS, answer_by))
 
     async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
         """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""

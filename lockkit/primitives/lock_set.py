@@ -25,11 +25,10 @@ from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
 from lockkit import validation
 from lockkit.backend import split_space
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.engine import observation
 from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.engine import Engine
-from lockkit.engine.lease_record import HELD, UNCONFIRMED, LeaseRecord
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.settings import INHERIT, Inherit, LockOptions, LockSettings, LostCallback
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.runtime import Runtime
@@ -460,10 +459,16 @@ class BaseLeaseSet(Generic[L]):
     async def _release(self) -> None:
         """Release all, the last first; each is tried."""
         self._released = True
-        await self._each(lambda member, record, by: member.engine.releases.release(record, by), RELEASE_SECONDS)
-        if self._acquired:
-            member, _ = self._acquired[0]
-            raise _unasked(member)
+        await self._each(self._release_one, RELEASE_SECONDS)
+
+    @staticmethod
+    async def _release_one(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
+        try:
+            await member.engine.releases.release(record, answer_by)
+        except BackendUnavailable:
+            if member.engine.runtime.now() >= answer_by:  # the others have taken the time for it
+                member.engine.cleanups.release_later(record)
+            raise
 
     async def _leave(self, error: BaseException | None) -> None:
         """Release all at the end of a ``with`` block, as `Releases.leave` does with one."""
@@ -540,10 +545,6 @@ class BaseLeaseSet(Generic[L]):
             member, lease = left.pop()
             record = _record(lease)
             try:
-                if record.count == 1 and record.held and self._locks.runtime.now() >= until:
-                    _end_unasked(member, record)
-                    self._acquired.insert(0, (member, lease))  # release() may be called again
-                    continue
                 await action(member, record, until)
                 if record.held:  # an outer block of a reentrant lock goes on with it
                     with member.engine.client.mutex:
@@ -551,25 +552,7 @@ class BaseLeaseSet(Generic[L]):
             except LockError as error:
                 errors.append(error)
                 if not isinstance(error, LockLost):
-                    self._acquired.insert(0, (member, lease))  # as above
-
-
-def _end_unasked(member: SetMember[Any], record: LeaseRecord) -> None:
-    """End a lease as a release that is not answered does: the others have taken the time to ask its backend."""
-    engine = member.engine
-    with engine.client.mutex:
-        if record.state is not HELD:
-            return
-        engine.releases._begin(record)  # noqa: SLF001 - what `Releases.release` does before it asks
-        record.state = UNCONFIRMED
-    observation.post("released", record, "unconfirmed")
-    engine.leases.report.unreleased(record, _unasked(member))
-    engine.cleanups.release_later(record)
-
-
-def _unasked(member: SetMember[Any]) -> LockError:
-    problem = BackendUnavailable("the other locks of the set took the time for it")
-    return member.engine.client.unavailable(problem, f"release lock {member.name!r}", member.name)
+                    self._acquired.insert(0, (member, lease))  # release() may be called again
 
 
 def _record(lease: object) -> LeaseRecord:

@@ -195,8 +195,8 @@ class DriverLoop:
         """End the thread, if there is one, and what runs in it. The next `run` starts another."""
         with self._mutex:
             loop, self._loop = self._loop, None
-        if loop is not None:
-            self._dropped()
+            if loop is not None:
+                self._dropped()  # here: a call that comes next makes another one
         for _ in range(_TOUCHES_MAX):
             if self._touch is None or not self._left:
                 break

@@ -166,7 +166,8 @@ def _make_context(arguments: Mapping[str, Any], settings: Any) -> ssl.SSLContext
     for flag in get("exclude_verify_flags") or ():
         context.verify_flags &= ~flag
     if get("certfile") or get("keyfile"):
-        context.load_cert_chain(get("certfile"), get("keyfile"), get("password"))
+        # Without a password OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(get("certfile"), get("keyfile"), get("password") or "")
     if get("ca_certs") or get("ca_path") or get("ca_data"):
         context.load_verify_locations(get("ca_certs"), get("ca_path"), get("ca_data"))
     if get("min_version") is not None:

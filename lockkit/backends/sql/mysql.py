@@ -234,7 +234,8 @@ class Guard:
         context.check_hostname = verify and given.get("ssl_verify_identity", True)
         context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
         if given.get("ssl_cert"):
-            context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"), given.get("ssl_key_password"))
+            # Without a password OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"), given.get("ssl_key_password") or "")
         return context
 
 

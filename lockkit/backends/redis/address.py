@@ -72,7 +72,10 @@ class Tls:
                     raise
                 given = " and ".join(f"{name}={arguments[name]}" for name in _TLS_FILES if arguments.get(name))
                 reason = error.strerror if isinstance(error, FileNotFoundError) else error
-                raise ConfigurationError(f"cannot use {given or 'the options ssl_…'} for TLS: {reason}") from error
+                message = f"cannot use {given or 'the options ssl_…'} for TLS: {reason}"
+                if arguments.get("ssl_keyfile") and not arguments.get("ssl_password"):
+                    message += ". A key with a password needs ssl_password"
+                raise ConfigurationError(message) from error
         return self._made[1]
 
 

@@ -214,7 +214,7 @@ class Guard:
         try:
             self.context = self._make_context(given)  # what PyMySQL uses
         except OSError as error:  # ssl.SSLError is one
-            message = f"{url} cannot use its certificates for TLS ({error}): check ssl_ca, ssl_cert and ssl_key"
+            message = f"{url} cannot use its certificates for TLS ({error}): check ssl_ca, ssl_cert, ssl_key and ssl_key_password"
             raise ConfigurationError(message, backend=url) from error
         self.verified = self.required and self.context.check_hostname  # the server must prove to be the URL's host
 

@@ -24,7 +24,7 @@ except lockkit.ConfigurationError as error:
     ("url", "advice"),
     [
         ("rediss://127.0.0.1:1?ssl_certfile={cert}&ssl_keyfile={key}", "needs ssl_password"),
-        ("mariadb://127.0.0.1:1/locks?ssl_ca={ca}&ssl_cert={cert}&ssl_key={key}", "ssl_key_password"),
+        ("mariadb://127.0.0.1:1/locks?ssl_ca={ca}&ssl_cert={cert}&ssl_key={key}", "needs ssl_key_password"),
         ("zookeeper://127.0.0.1:1?use_ssl=1&ca={ca}&certfile={cert}&keyfile={key}", "without a password"),
         ("etcds://127.0.0.1:1?ca={ca}&cert={cert}&key={key}", "without a password"),
     ],

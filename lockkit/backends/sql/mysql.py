@@ -214,7 +214,9 @@ class Guard:
         try:
             self.context = self._make_context(given)  # what PyMySQL uses
         except OSError as error:  # ssl.SSLError is one
-            message = f"{url} cannot use its certificates for TLS ({error}): check ssl_ca, ssl_cert, ssl_key and ssl_key_password"
+            message = f"{url} cannot use its certificates for TLS ({error}): check ssl_ca, ssl_cert and ssl_key"
+            if given.get("ssl_key") and not given.get("ssl_key_password"):
+                message += ". A key with a password needs ssl_key_password"
             raise ConfigurationError(message, backend=url) from error
         self.verified = self.required and self.context.check_hostname  # the server must prove to be the URL's host
 

@@ -307,7 +307,7 @@ class ZooKeeperFaults(ServerFaults):
 
 
 class ObjectFaults(ServerFaults):
-    """An object store. Its login is in the environment, and so the same for all clients."""
+    """An object store. Its login is in the environment: the same for all clients, and that of other tests."""
 
     def sign(self, step: Step, name: str) -> bytes:
         """Each step is a write; reads name the object too."""
@@ -343,7 +343,7 @@ FAULTS: Mapping[str, Callable[[], ServerFaults]] = {
     "mariadb-advisory": lambda: sql(MariaServer, "advisory"),
     "etcd": lambda: EtcdFaults(EtcdServer(settings=QUICK_LOGIN)),
     "etcd-cluster": lambda: EtcdFaults(EtcdCluster(settings=QUICK_LOGIN), lacks=("erase",)),
-    "s3": lambda: ObjectFaults(ObjectStore(password=PASSWORD), lacks=("wrong_password",)),
+    "s3": lambda: ObjectFaults(ObjectStore(), lacks=("wrong_password",)),
     "zookeeper": lambda: ZooKeeperFaults(ZooKeeperServer(durable=True), lacks=("wrong_password",)),
     "zookeeper-ensemble": lambda: ZooKeeperFaults(ZooKeeperEnsemble(durable=True), lacks=("wrong_password", "erase")),
 }

@@ -35,6 +35,7 @@ __all__ = [
     "makes_coroutines",
     "metadata",
     "name_prefix",
+    "name_to_lock",
     "nearest",
     "on_lost",
     "parse_at_least",
@@ -85,6 +86,7 @@ _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # to the end if it is not closed: linear for any text
 _BRACKETS = re.compile(r"[\[\]{}]")
 # What stays (an escaped backslash, a pair) comes first.
@@ -125,6 +127,23 @@ def lock_name(value: object) -> str:
     if type(value) is str and value.isascii() and 0 < len(value) <= NAME_BYTES_MAX and "\0" not in value:
         return value
     return _unusual_name(value, "lock name")
+
+
+def name_to_lock(value: object) -> str:
+    """
+    Check the name of what is to be locked, as `lock_name`; not one of an object without a text of its own.
+
+    In ``f"charge:{order}"`` that would be the object's address: equal objects give two names, and a later object has
+    the name of an earlier one.
+    """
+    name = lock_name(value)
+    if " at 0x" in name and _ADDRESS.search(name):
+        message = (
+            f"lock name {shown(name)} has the address of an object, which says nothing of what it is: use what "
+            "identifies it, such as {order.id}"
+        )
+        raise ConfigurationError(message, name=name)
+    return name
 
 
 def stall(value: object, *, renew: bool) -> float:

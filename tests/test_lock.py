@@ -243,6 +243,22 @@ def test_error_names_lock_and_backend(
     assert (caught.value.name, caught.value.backend) == (None, client.url)
 
 
+def test_address_of_an_object_in_a_name_is_refused(client: lockkit.Client) -> None:
+    """Two objects of one order would be two locks; and once the address is used again, an order counts as done."""
+
+    class Order:
+        id = 7
+
+    charge = client.once("charge:{order}", keep=60)(lambda order: order.id)
+    ship = client.lock("ship:{order}")(lambda order: order.id)
+    for attempt in (charge, ship, lambda order: client.lock(f"pack:{order}")):
+        with pytest.raises(lockkit.ConfigurationError, match=r"has the address of an object.* such as \{order.id\}"):
+            attempt(Order())
+
+    assert client.lock("ship:{order.id}")(lambda order: order.id)(Order()) == 7
+    assert client.holders(f"pack:{Order()}") == []
+
+
 def test_nul_in_the_name_of_a_decorated_call_is_refused(client: lockkit.Client) -> None:
     """Also of a semaphore, whose name lockkit keeps behind NUL characters."""
     for decorate in (client.lock("{name}"), client.semaphore("{name}", 3), client.locks(["{name}"])):

@@ -242,7 +242,7 @@ class Engine(Generic[L]):
             raise self.client.closed_error()
         try:
             return LockSettings(
-                validation.lock_name(name),
+                validation.name_to_lock(name),
                 self.default_ttl if ttl is None else validation.ttl(ttl, self.client.capabilities.min_ttl),
                 self.default_timeout if timeout is INHERIT else validation.timeout(timeout),
                 validation.flag(renew, "renew"),
@@ -277,7 +277,7 @@ class Engine(Generic[L]):
         """Return the settings for one call of a decorated function, whose arguments have completed the name."""
         space, template = split_space(settings.name)
         try:
-            checked = validation.lock_name(name)
+            checked = validation.name_to_lock(name)
         except ConfigurationError as error:  # as above: each decorated call comes here
             error.backend = self.url
             raise

@@ -78,7 +78,7 @@ async def acquire(
     Returns:
         Name, owner and token.
     """
-    checked = validation.lock_name(name)
+    checked = validation.name_to_lock(name)
     seconds = validation.timeout(timeout, name=checked)
     runtime = transaction.runtime
     until = None if seconds is None else runtime.now() + seconds

@@ -333,3 +333,17 @@ async def test_task_acquires_anew_after_a_loss_that_cancelled_its_block() -> Non
             async with block as lease:
                 assert lease is not None
                 assert lease.owner != lost[0].owner
+
+
+@pytest.mark.asyncio
+async def test_loss_cancels_a_block_of_leases_too() -> None:
+    """``async with await lock.acquire(5)`` is how to give a block a timeout of its own."""
+    async with lockkit.aio.connect(URL) as client:
+        lock, readers = client.lock("a", cancel_on_lost=True), client.rwlock("a", cancel_on_lost=True).read()
+        every = client.locks(["a", "b"], cancel_on_lost=True)
+        for acquire in (lock.acquire, lock.try_acquire, readers.acquire, every.acquire, every.try_acquire):
+            with pytest.raises(lockkit.LockLost):  # noqa: PT012 - the block is what is tested
+                async with await acquire(PATIENCE) as held:  # type: ignore[union-attr] # the lock is free
+                    await client.break_lock("a")
+                    await held.confirm()
+                    await asyncio.sleep(2 * PATIENCE)

@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lockkit import validation
-from lockkit.aio.lease import Lease
-from lockkit.aio.lock import Cancellation
+from lockkit.aio.lease import Cancellation, Lease
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.lease import BaseElection, OtherApi

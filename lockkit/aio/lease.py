@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LockSettings
 from lockkit.lease import BaseLease, OtherApi, find_current
 from lockkit.primitives import note
 from lockkit.units import Seconds
 
-__all__ = ["Lease", "current_lease"]
+__all__ = ["Cancellation", "Lease", "current_lease"]
 
 
 class Lease(BaseLease):
     """One grant of a lock to one holder, for a limited time. May be handed to another task and released there."""
 
-    __slots__ = ()
+    __slots__ = ("_cancellations",)
     __enter__ = OtherApi()
     _api = "lockkit.aio"
+
+    def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
+        """Made by the engine only."""
+        super().__init__(engine, record)
+        self._cancellations: list[Cancellation] | None = None  # of the blocks under it; None: a loss cancels nobody
+
+    def _cancelling(self, settings: LockSettings) -> Self:
+        """Return itself; with ``cancel_on_lost``, a loss cancels the bodies of the blocks to come."""
+        if settings.cancel_on_lost and self._cancellations is None:
+            self._cancellations = []
+        return self
 
     async def confirm(self) -> bool:
         """See `lockkit.Lease.confirm`."""
@@ -56,15 +71,66 @@ class Lease(BaseLease):
     async def __aenter__(self) -> Self:
         """Return itself: it is held already. Another task that enters it has been handed it over."""
         self._engine.leases.enter(self._record)
+        if self._cancellations is not None:
+            cancellation = Cancellation(self._record.acquired_by)
+            self._cancellations.append(cancellation)
+            self.on_lost(cancellation.lost)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release, as leaving ``async with lock`` does."""
-        await self._engine.releases.leave(self._record, error)
+        """
+        Release, as leaving ``async with lock`` does.
+
+        Raises:
+            LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
+        """
+        releases, record = self._engine.releases, self._record
+        if self._cancellations and self._cancellations.pop().ends(error):
+            await releases.release(record)  # raises, since the lease is lost, and ends it for re-entry too
+        else:
+            await releases.leave(record, error)
 
 
 def current_lease() -> Lease:
     """Return the lease of the decorated function that runs in this task. See `lockkit.current_lease`."""
     return find_current(Lease)
+
+
+class Cancellation:
+    """Cancels the task of an ``async with``, and tells its own cancellation from others, as `asyncio.timeout` does."""
+
+    __slots__ = ("_cancelled", "_cancelling", "_who")
+
+    def __init__(self, who: object) -> None:
+        """Cancel nothing yet; `who` is from `Runtime.current`."""
+        self._who: Callable[[], asyncio.Task[Any] | None] | None = cast("Any", who)
+        self._cancelled = False
+        self._cancelling = cast("Any", who)().cancelling()
+
+    async def lost(self, lease: BaseLease, reason: str) -> None:
+        """Cancel the task of a block whose lease was lost."""
+        del reason
+        # An eager task (`asyncio.eager_task_factory`) begins within the one that is to be cancelled. A task that
+        # cancels itself goes on to its next `await`, which may be one behind the block.
+        await lease._engine.runtime.sleep(0)  # noqa: SLF001 - of the same API
+        self.cancel("the lockkit lease was lost")
+
+    def cancel(self, message: str) -> None:
+        """Cancel the task unless its block has ended."""
+        task = None if self._who is None else self._who()
+        if task is not None:
+            self._cancelled = True
+            task.cancel(message)
+
+    def ends(self, error: BaseException | None) -> bool:
+        """
+        End the block; returns whether it ended by this cancellation.
+
+        If other code has cancelled the task too, that cancellation goes on.
+        """
+        task, self._who = None if self._who is None else self._who(), None
+        if not self._cancelled or task is None:
+            return False
+        return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)

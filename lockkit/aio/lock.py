@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 from lockkit.aio.lease import Lease
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import INHERIT, Inherit, LostCallback, NoOthers, unknown_parameter
+from lockkit.engine.settings import INHERIT, Inherit, NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import BaseLease, BaseLock, OtherApi, SharedWithStack, WithStack, as_current
+from lockkit.lease import BaseLock, OtherApi, SharedWithStack, WithStack, as_current
 from lockkit.units import Seconds
 
-__all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]
+__all__ = ["Attempt", "Lock", "SkippingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +35,7 @@ class Lock(BaseLock):
     __enter__ = OtherApi()
     _api = "lockkit.aio"
     _engine: Engine[Lease]
-    _blocks: WithStack[Block[Lease]]
+    _blocks: WithStack[Lease]
 
     async def acquire(
         self, timeout: Seconds | timedelta | Inherit | None = INHERIT, **unknown: Unpack[NoOthers]
@@ -45,7 +44,8 @@ class Lock(BaseLock):
         if unknown:
             raise unknown_parameter(Lock.acquire, unknown)
         seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
-        return await self._engine.acquire(self._settings, seconds)
+        lease = await self._engine.acquire(self._settings, seconds)
+        return lease._cancelling(self._settings)  # noqa: SLF001 - the lock and its lease are one unit, here and below
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
         """
@@ -55,7 +55,8 @@ class Lock(BaseLock):
         """
         if unknown:
             raise unknown_parameter(Lock.try_acquire, unknown)
-        return await self._engine.try_acquire(self._settings, self._seconds(timeout))
+        lease = await self._engine.try_acquire(self._settings, self._seconds(timeout))
+        return None if lease is None else lease._cancelling(self._settings)  # noqa: SLF001
 
     def attempt(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Attempt:
         """See `lockkit.Lock.attempt`: ``async with lock.attempt() as lease:`` and ``if lease:`` below it."""
@@ -69,11 +70,8 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = await self._engine.acquire(self._settings, self._settings.timeout)
-        record = lease._record  # noqa: SLF001 - the lock and its lease are one unit
-        record.blocks += 1
-        who = record.acquired_by
-        self._blocks.push(who, self._block(lease, who))
+        lease = await (await self.acquire()).__aenter__()
+        self._blocks.push(lease._record.acquired_by, lease)  # noqa: SLF001
         return lease
 
     async def __aexit__(
@@ -85,17 +83,8 @@ class Lock(BaseLock):
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
-        block = self._blocks.pop(self._engine.runtime.current)  # kept: a lease that nothing refers to is not released
-        await self._leave(block, error)
-
-    def _block(self, lease: Lease, who: object) -> Block[Lease]:
-        return Block(lease, who if self._settings.cancel_on_lost else None)
-
-    def _leave(self, block: Block[Lease], error: BaseException | None) -> Coroutine[Any, Any, None]:
-        """Return what releases the lease of a block, and raises if it was cancelled because the lease was lost."""
-        releases, record = self._engine.releases, block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
-        # The first raises, since the lease is lost, and ends it for re-entry too.
-        return releases.release(record) if block.turns_into_loss(error) else releases.leave(record, error)
+        lease = self._blocks.pop(self._engine.runtime.current)  # kept: a lease that nothing refers to is not released
+        await lease.__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """
@@ -153,18 +142,14 @@ class Attempt:
         """Made by `Lock.attempt`."""
         self._lock = lock
         self._timeout = timeout
-        self._blocks: WithStack[Block[Lease] | None] = SharedWithStack()
+        self._blocks: WithStack[Lease | None] = SharedWithStack()
 
     async def __aenter__(self) -> Lease | None:
         """Try to acquire."""
-        lock = self._lock
-        lease = await lock.try_acquire(self._timeout)
-        who = lock._engine.runtime.current()  # noqa: SLF001 - another form of the lock, here and below
-        if lease is None:
-            self._blocks.push(who, None)
-            return None
-        await lease.__aenter__()
-        self._blocks.push(who, lock._block(lease, who))  # noqa: SLF001
+        lease = await self._lock.try_acquire(self._timeout)
+        if lease is not None:
+            await lease.__aenter__()
+        self._blocks.push(self._lock._engine.runtime.current(), lease)  # noqa: SLF001 - another form of the lock, here and below
         return lease
 
     async def __aexit__(
@@ -176,73 +161,10 @@ class Attempt:
         Raises:
             LockLost: As leaving ``async with lock`` does.
         """
-        lock = self._lock
-        block = self._blocks.pop(lock._engine.runtime.current)  # noqa: SLF001
-        if block is not None:
-            await lock._leave(block, error)  # noqa: SLF001
+        lease = self._blocks.pop(self._lock._engine.runtime.current)  # noqa: SLF001
+        if lease is not None:
+            await lease.__aexit__(kind, error, trace)
 
     def __repr__(self) -> str:
         """Show the lock."""
         return f"<lockkit.aio.Attempt at {self._lock!r}>"
-
-
-class _Losable(Protocol):
-    def on_lost(self, callback: LostCallback) -> None: ...
-
-
-B = TypeVar("B", bound=_Losable)
-
-
-class Cancellation:
-    """Cancels the task of an ``async with``, and tells its own cancellation from others, as `asyncio.timeout` does."""
-
-    __slots__ = ("_cancelled", "_cancelling", "_who")
-
-    def __init__(self, who: object) -> None:
-        """Cancel nothing yet; `who` is from `Runtime.current`."""
-        self._who: Callable[[], asyncio.Task[Any] | None] | None = cast("Any", who)
-        self._cancelled = False
-        self._cancelling = cast("Any", who)().cancelling()
-
-    async def lost(self, lease: BaseLease, reason: str) -> None:
-        """Cancel the task of a block whose lease was lost."""
-        del reason
-        # An eager task (`asyncio.eager_task_factory`) begins within the one that is to be cancelled. A task that
-        # cancels itself goes on to its next `await`, which may be one behind the block.
-        await lease._engine.runtime.sleep(0)  # noqa: SLF001 - of the same API
-        self.cancel("the lockkit lease was lost")
-
-    def cancel(self, message: str) -> None:
-        """Cancel the task unless its block has ended."""
-        task = None if self._who is None else self._who()
-        if task is not None:
-            self._cancelled = True
-            task.cancel(message)
-
-    def ends(self, error: BaseException | None) -> bool:
-        """
-        End the block; returns whether it ended by this cancellation.
-
-        If other code has cancelled the task too, that cancellation goes on.
-        """
-        task, self._who = None if self._who is None else self._who(), None
-        if not self._cancelled or task is None:
-            return False
-        return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
-
-
-class Block(Generic[B]):
-    """One ``async with``. Nothing that a lease is given may refer to it: it refers to the lease."""
-
-    __slots__ = ("_cancellation", "lease")
-
-    def __init__(self, lease: B, who: object) -> None:
-        """Begin; `who` is to be cancelled if the lease, or one of the leases, is lost, None if nobody is."""
-        self.lease = lease
-        self._cancellation = None if who is None else Cancellation(who)
-        if self._cancellation is not None:
-            lease.on_lost(self._cancellation.lost)
-
-    def turns_into_loss(self, error: BaseException | None) -> bool:
-        """End the block; returns whether it ended by its own cancellation, which becomes `LockLost`."""
-        return self._cancellation is not None and self._cancellation.ends(error)

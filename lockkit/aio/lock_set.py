@@ -8,8 +8,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from lockkit.aio.lease import Lease
-from lockkit.aio.lock import Block, Lock
+from lockkit.aio.lease import Cancellation, Lease
+from lockkit.aio.lock import Lock
 from lockkit.engine.settings import INHERIT, Inherit, LostCallback
 from lockkit.errors import LockTimeout
 from lockkit.lease import BaseLockSet, OtherApi, SharedWithStack
@@ -51,9 +51,14 @@ def locks(
 class LeaseSet(BaseLeaseSet[Lease]):
     """The leases of several locks, which were acquired together. See `lockkit.LeaseSet`."""
 
-    __slots__ = ()
+    __slots__ = ("_cancellations",)
     __enter__ = OtherApi()
     _api = "lockkit.aio"
+
+    def __init__(self, locks: LockSetCore[Lease]) -> None:
+        """Made by ``LockSet.acquire``."""
+        super().__init__(locks)
+        self._cancellations: list[Cancellation] = []  # of the blocks under them
 
     async def confirm(self) -> bool:
         """See `lockkit.LeaseSet.confirm`."""
@@ -70,12 +75,18 @@ class LeaseSet(BaseLeaseSet[Lease]):
     async def __aenter__(self) -> Self:
         """Return itself: all are held already."""
         self._enter()
+        if self._locks.cancel_on_lost:
+            cancellation = Cancellation(self._locks.runtime.current())
+            self._cancellations.append(cancellation)
+            self.on_lost(cancellation.lost)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release all, as leaving ``async with locks`` does."""
+        if self._cancellations and self._cancellations.pop().ends(error):
+            await self._leave_cancelled()
         await self._leave(error)
 
 
@@ -91,7 +102,7 @@ class LockSet(BaseLockSet):
     __enter__ = OtherApi()
     _api = "lockkit.aio"
     _core: LockSetCore[Lease]
-    _blocks: SharedWithStack[Block[LeaseSet]]
+    _blocks: SharedWithStack[LeaseSet]
 
     async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
         """See `lockkit.LockSet.acquire`. Cancelling it leaves nothing behind at the backends."""
@@ -107,8 +118,7 @@ class LockSet(BaseLockSet):
     async def __aenter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
         leases = await (await self._core.acquire(INHERIT, LeaseSet)).__aenter__()
-        who = self._core.runtime.current()
-        self._blocks.push(who, Block(leases, who if self._core.cancel_on_lost else None))
+        self._blocks.push(self._core.runtime.current(), leases)
         return leases
 
     async def __aexit__(
@@ -120,10 +130,8 @@ class LockSet(BaseLockSet):
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after a lease was lost.
         """
-        block = self._blocks.pop(self._core.runtime.current)
-        if block.turns_into_loss(error):
-            await block.lease._leave_cancelled()  # noqa: SLF001 - same module
-        await block.lease.__aexit__(kind, error, trace)
+        leases = self._blocks.pop(self._core.runtime.current)
+        await leases.__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """

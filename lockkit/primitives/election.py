@@ -37,7 +37,7 @@ from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import LockSettings
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, StaleToken
 from lockkit.runtime import Event, Runtime
 from lockkit.units import Instant, Seconds
 
@@ -384,8 +384,10 @@ class Candidate(Generic[T]):
             result = await runtime.io(work(term))
         except BaseException as error:
             await releases.leave(record, error)
-            if isinstance(error, LockLost) and record.lost and error.name == self.name and not signal.is_set():
-                return False, None  # the work noticed it by term.check()
+            # By term.check(), or by storage that a later leader has written to.
+            noticed = isinstance(error, StaleToken) or (isinstance(error, LockLost) and error.name == self.name)
+            if noticed and record.lost and not signal.is_set():
+                return False, None
             raise
         try:
             await releases.leave(record, None)

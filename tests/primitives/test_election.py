@@ -17,6 +17,7 @@ from lockkit.backend import Gone, Grant, Holder, Unknown
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
 from lockkit.primitives import election
 from lockkit.primitives.election import Leader
+from lockkit.storage.tokens import stale_token
 from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.simulation import Process
@@ -293,7 +294,7 @@ async def test_run_resigns_before_it_returns_or_raises_what_work_did(driver: Fac
     assert await client.holders("x") == []
 
 
-@pytest.mark.parametrize("notices", ["check", "not"])
+@pytest.mark.parametrize("notices", ["check", "storage", "not"])
 def test_run_campaigns_again_after_a_loss(notices: str) -> None:
     """However the work notices it, and also if it does not."""
     client, _ = scripted()
@@ -307,6 +308,8 @@ def test_run_campaigns_again_after_a_loss(notices: str) -> None:
             assert term.wait_lost(PATIENCE)
             if notices == "check":
                 term.check()
+            if notices == "storage":
+                raise stale_token("the change", term.token, term.token + 1)
         return f"result {len(terms)}"
 
     assert client.election("x").run(work) == "result 2"

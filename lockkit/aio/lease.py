@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, cast
 
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
-from lockkit.engine.settings import LockSettings
 from lockkit.lease import BaseLease, OtherApi, find_current
 from lockkit.primitives import note
 from lockkit.units import Seconds
@@ -29,12 +28,6 @@ class Lease(BaseLease):
         """Made by the engine only."""
         super().__init__(engine, record)
         self._cancellations: list[Cancellation] | None = None  # of the blocks under it; None: a loss cancels nobody
-
-    def _cancelling(self, settings: LockSettings) -> Self:
-        """Return itself; with ``cancel_on_lost``, a loss cancels the bodies of the blocks to come."""
-        if settings.cancel_on_lost and self._cancellations is None:
-            self._cancellations = []
-        return self
 
     async def confirm(self) -> bool:
         """See `lockkit.Lease.confirm`."""
@@ -70,12 +63,15 @@ class Lease(BaseLease):
 
     async def __aenter__(self) -> Self:
         """Return itself: it is held already. Another task that enters it has been handed it over."""
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
         self._engine.leases.enter(self._record)
         if self._cancellations is not None:
             cancellation = Cancellation(self._record.acquired_by)
             self._cancellations.append(cancellation)
             self.on_lost(cancellation.lost)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,11 +82,13 @@ class Lease(BaseLease):
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
+        await self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
         releases, record = self._engine.releases, self._record
         if self._cancellations and self._cancellations.pop().ends(error):
-            await releases.release(record)  # raises, since the lease is lost, and ends it for re-entry too
-        else:
-            await releases.leave(record, error)
+            return releases.release(record)  # raises, since the lease is lost, and ends it for re-entry too
+        return releases.leave(record, error)
 
 
 def current_lease() -> Lease:

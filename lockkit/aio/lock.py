@@ -44,8 +44,7 @@ class Lock(BaseLock):
         if unknown:
             raise unknown_parameter(Lock.acquire, unknown)
         seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
-        lease = await self._engine.acquire(self._settings, seconds)
-        return lease._cancelling(self._settings)  # noqa: SLF001 - the lock and its lease are one unit, here and below
+        return self._cancelling(await self._engine.acquire(self._settings, seconds))
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
         """
@@ -56,7 +55,13 @@ class Lock(BaseLock):
         if unknown:
             raise unknown_parameter(Lock.try_acquire, unknown)
         lease = await self._engine.try_acquire(self._settings, self._seconds(timeout))
-        return None if lease is None else lease._cancelling(self._settings)  # noqa: SLF001
+        return None if lease is None else self._cancelling(lease)
+
+    def _cancelling(self, lease: Lease) -> Lease:
+        """Return a lease whose loss cancels the bodies of the blocks to come, if that is asked for."""
+        if self._settings.cancel_on_lost and lease._cancellations is None:  # noqa: SLF001 - the lock and its lease are one unit, here and below
+            lease._cancellations = []  # noqa: SLF001
+        return lease
 
     def attempt(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Attempt:
         """See `lockkit.Lock.attempt`: ``async with lock.attempt() as lease:`` and ``if lease:`` below it."""
@@ -70,7 +75,8 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = await (await self.acquire()).__aenter__()
+        lease = self._cancelling(await self._engine.acquire(self._settings, self._settings.timeout))
+        lease._enter()  # noqa: SLF001
         self._blocks.push(lease._record.acquired_by, lease)  # noqa: SLF001
         return lease
 
@@ -84,7 +90,7 @@ class Lock(BaseLock):
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
         lease = self._blocks.pop(self._engine.runtime.current)  # kept: a lease that nothing refers to is not released
-        await lease.__aexit__(kind, error, trace)
+        await lease._leave(error)  # noqa: SLF001
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """
@@ -148,7 +154,7 @@ class Attempt:
         """Try to acquire."""
         lease = await self._lock.try_acquire(self._timeout)
         if lease is not None:
-            await lease.__aenter__()
+            lease._enter()  # noqa: SLF001
         self._blocks.push(self._lock._engine.runtime.current(), lease)  # noqa: SLF001 - another form of the lock, here and below
         return lease
 
@@ -163,7 +169,7 @@ class Attempt:
         """
         lease = self._blocks.pop(self._lock._engine.runtime.current)  # noqa: SLF001
         if lease is not None:
-            await lease.__aexit__(kind, error, trace)
+            await lease._leave(error)  # noqa: SLF001
 
     def __repr__(self) -> str:
         """Show the lock."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from importlib.resources import files
@@ -182,7 +182,8 @@ class AsyncRedisGuard:
         self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | timedelta | None = None
     ) -> None:
         """Set a key to a value, unless the token is stale. See `RedisGuard.set`."""
-        await self.run(_SET, keys=(key,), args=(value, milliseconds(ttl, "ttl") or ""), token=token, scope=scope)
+        sent = value, milliseconds(ttl, "ttl") or ""
+        await self._run(_SET, (key,), sent, token=token, scope=scope, ask=self._ask)
 
     async def delete(self, key: Key, *, token: int, scope: Key | None = None) -> bool:
         """Delete a key, unless the token is stale. See `RedisGuard.delete`."""
@@ -199,6 +200,19 @@ class AsyncRedisGuard:
         shared: bool = False,
     ) -> Any:  # noqa: ANN401 - what the script returns
         """Run a Lua script of your own, unless the token is stale. See `RedisGuard.run`."""
+        return await self._run(script, keys, args, token=token, scope=scope, shared=shared, ask=self._ask_once)
+
+    async def _run(
+        self,
+        script: str,
+        keys: Sequence[Key],
+        args: Sequence[Value] = (),
+        *,
+        token: int,
+        scope: Key | None,
+        shared: bool = False,
+        ask: Callable[..., Awaitable[Any]],
+    ) -> Any:  # noqa: ANN401 - what the script returns
         scope = _scope(keys, scope)
         name = text_of(scope)
         check_token(token, name=name)
@@ -212,10 +226,12 @@ class AsyncRedisGuard:
         sent = [2 + len(keys), *self._marks(scope), *keys, token, self._keep_ms, "r" if shared else "w", *args]
         try:
             try:
-                return await self._runtime.io(self._client.evalsha(sha, *sent))
+                return await ask(name, "EVALSHA", sha, *sent)
             except redis.exceptions.NoScriptError:
                 # EVAL also loads the script into the server (in a Cluster into the right one), for the next time.
-                return await self._runtime.io(self._client.eval(text, *sent))
+                return await ask(name, "EVAL", text, *sent)
+        except LockError:  # some are an OSError
+            raise
         except redis.DataError as error:
             raise ConfigurationError(f"redis-py cannot send this to {name!r}: {error}", name=name) from error
         except DRIVER_ERRORS as error:
@@ -231,7 +247,37 @@ class AsyncRedisGuard:
 
     async def accept(self, scope: Key, *, token: int, shared: bool = False) -> None:
         """Accept a token without a change, and no older one from now on. See `RedisGuard.accept`."""
-        await self.run(_NOTHING, keys=(), token=token, scope=scope, shared=shared)
+        await self._run(_NOTHING, (), token=token, scope=scope, shared=shared, ask=self._ask)
+
+    async def _ask(self, name: str, *command: Any) -> Any:  # noqa: ANN401 - redis-py's
+        """Send a command, which the client may send again after a lost connection."""
+        del name
+        return await self._runtime.io(self._client.execute_command(*command))
+
+    async def _ask_once(self, name: str, *command: Any) -> Any:  # noqa: ANN401 - redis-py's
+        """Send a command that must not run twice, as the client would have it after a lost answer."""
+        client, io, mark = self._client, self._runtime.io, command[3]
+        try:
+            if isinstance(client, redis.asyncio.RedisCluster):
+                node: Any = (await client.initialize()).get_node_from_key(mark)
+                try:
+                    return await node.execute_command(*command)
+                except _LOST as error:
+                    raise unknown_outcome(name, label_of(client), error) from error
+            pipe = pipeline_for(client, mark)
+            pipe.watching = True  # what a pipeline that watches has sent, redis-py does not send again
+            try:
+                return await io(pipe.execute_command(*command))
+            except (redis.WatchError, *_LOST) as error:
+                if pipe.connection is None and not isinstance(error, redis.WatchError):
+                    raise  # from connecting
+                reason = error.__context__ or error
+                raise unknown_outcome(name, label_of(client), reason) from error
+            finally:
+                pipe.watching = False
+                await io(pipe.reset())
+        except (redis.exceptions.AskError, redis.exceptions.TryAgainError):
+            return await self._ask(name, *command)  # the node has not run it; the client follows the slot
 
     async def last(self, scope: Key) -> int | None:
         """Return the newest token that was accepted in a scope; None if there is none."""
@@ -281,7 +327,8 @@ class RedisGuard:
 
     Raises:
         lockkit.StaleToken: By each change, when a newer token was accepted in this scope. Nothing was written.
-        lockkit.BackendUnavailable: By each call, when Redis gave no usable answer.
+        lockkit.BackendUnavailable: By each call, when Redis gave no usable answer. If the connection was lost during
+            `run` or `delete`, the change may have been made: lockkit does not send it again, which `set` may be.
     """
 
     def __init__(self, client: SyncClient, *, prefix: str = "lockkit", keep: Seconds | timedelta | None = None) -> None:
@@ -417,6 +464,14 @@ def _wrapped(script: str) -> tuple[str, str]:
     return text, hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - what Redis uses
 
 
+def pipeline_for(client: Any, key: Key) -> Any:  # noqa: ANN401 - classes of redis-py's
+    """Make a pipeline of the server that has the key; not for an asyncio Cluster."""
+    if isinstance(client, redis.RedisCluster):
+        node: Any = client.get_node_from_key(key)  # type: ignore[no-untyped-call]
+        client = client.get_redis_connection(node)
+    return client.pipeline(transaction=True)
+
+
 class StringUpdate(OptimisticUpdate):
     """One call of `lockkit.optimistic.with_retry` or `lockkit.optimistic.with_retry_async`."""
 
@@ -452,21 +507,17 @@ class StringUpdate(OptimisticUpdate):
         return new
 
     def _pipeline(self) -> Any:  # noqa: ANN401 - two classes of redis-py's
-        client: Any = self._client
-        if isinstance(client, redis.asyncio.RedisCluster):
+        if isinstance(self._client, redis.asyncio.RedisCluster):
             message = (
                 "redis.asyncio.RedisCluster sends a transaction again without its WATCH after a lost connection, so it "
                 "could overwrite changes of others: use with_retry and a redis.RedisCluster, or take a lock"
             )
             raise Unsupported(message, name=self.name)
-        if isinstance(client, redis.RedisCluster):
+        try:
             # For the same reason this uses a transaction of the node that has the key, not one of the Cluster's own.
-            try:
-                node: Any = client.get_node_from_key(self._key)  # type: ignore[no-untyped-call]
-                client = client.get_redis_connection(node)
-            except DRIVER_ERRORS as error:
-                raise data_error(error, self._client, self._key) from error
-        return client.pipeline(transaction=True)
+            return pipeline_for(self._client, self._key)
+        except DRIVER_ERRORS as error:
+            raise data_error(error, self._client, self._key) from error
 
     async def _read(self, pipe: Any) -> Any:  # noqa: ANN401 - see above, and the key's value
         try:

@@ -129,6 +129,19 @@ def test_result_comes_back_as_json_keeps_it(client: lockkit.Client) -> None:
     assert [kept(), kept()] == [{1: ("a", "b")}, {"1": ["a", "b"]}]
 
 
+def test_done_that_comes_too_late_says_why(client: lockkit.Client) -> None:
+    """After a block without it, the key is not done: the message must not say that it is."""
+    once = client.once("a", keep=60)
+    with once as attempt:
+        pass
+    with pytest.raises(lockkit.LockError, match="its block has ended, and the key is not done"):
+        attempt.done()
+    with once as attempt:
+        attempt.done()
+        with pytest.raises(lockkit.LockError, match="done already"):
+            attempt.done()
+
+
 def test_stored_errors_are_cut_and_survive_pickling(client: lockkit.Client) -> None:
     """However long their text is."""
 

@@ -12,7 +12,8 @@ import redis.asyncio
 import lockkit
 from lockkit.fencing import AsyncRedisGuard, RedisGuard
 from lockkit.optimistic import with_retry
-from lockkit_tools.servers import RedisCluster, require
+from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import FaultProxy, RedisCluster, require
 
 KEYS = [f"seat:{number}" for number in range(12)]
 """Enough for every master to have some."""
@@ -97,6 +98,40 @@ def test_client_for_one_node_is_told_to_be_for_the_cluster(cluster: RedisCluster
             with_retry(single, stranger, lambda _: "1")
 
 
+TOUCH = "return redis.call('EXISTS', KEYS[1])"
+SELL = "return redis.call('DECR', KEYS[1])"
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_lost_answer_runs_no_script_twice(cluster: RedisCluster, client: redis.RedisCluster, face: str) -> None:
+    """A client for a Cluster sends a command again too."""
+    key = KEYS[0]
+    client.set(key, 10)
+    owner = cluster.owner_of(cluster.slot_of(key))
+    with FaultProxy(owner.host, owner.port) as proxy:
+
+        def by_proxy(address: tuple[str, int]) -> tuple[str, int]:
+            return (proxy.host, proxy.port) if address[1] == owner.port else address
+
+        async def main() -> None:
+            async with redis.asyncio.RedisCluster(host=owner.host, port=owner.port, address_remap=by_proxy) as data:
+                await AsyncRedisGuard(data).run(SELL, keys=[key], token=1)
+
+        def sell() -> None:
+            if face == "asyncio":
+                asyncio.run(main())
+            else:
+                with redis.RedisCluster(host=owner.host, port=owner.port, address_remap=by_proxy) as data:
+                    RedisGuard(data).run(SELL, keys=[key], token=1)
+
+        sell()
+        dropped = proxy.drop_next_reply(match=b"EVALSHA")
+        with pytest.raises(lockkit.BackendUnavailable, match="may have been made or not"):
+            sell()
+        assert dropped.wait(PATIENCE)
+    assert client.get(key) == "8"
+
+
 @pytest.mark.parametrize("when", ["before", "between reading and writing"])
 def test_slot_that_moves_is_followed(cluster: RedisCluster, client: redis.RedisCluster, when: str) -> None:
     """The client's map of the slots is old, or gets old: a further try goes to the right node, and counts once."""
@@ -107,6 +142,8 @@ def test_slot_that_moves_is_followed(cluster: RedisCluster, client: redis.RedisC
     slot = cluster.slot_of(key)
     target = next(node for node in cluster.nodes if node is not cluster.owner_of(slot))
 
+    assert guard.run(TOUCH, keys=[key], token=5) == 1
+
     def move(now: str) -> int:
         if cluster.owner_of(slot) is not target:
             cluster.move_slot(slot, target)
@@ -114,6 +151,7 @@ def test_slot_that_moves_is_followed(cluster: RedisCluster, client: redis.RedisC
 
     if when == "before":
         move("0")
+        assert guard.run(TOUCH, keys=[key], token=5) == 1
     assert with_retry(client, key, move) == 2
 
     assert client.get(key) == "2"

@@ -16,7 +16,8 @@ import lockkit
 from lockkit.fencing import AsyncRedisGuard, RedisGuard
 from lockkit.optimistic import with_retry
 from lockkit.storage.redis import mark_of
-from lockkit_tools.servers import RedisServer
+from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import FaultProxy, RedisServer
 from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face
@@ -224,6 +225,33 @@ def test_server_that_does_not_answer_is_unavailable(face: Face) -> None:
     assert caught.value.name == "x"
     with pytest.raises(lockkit.BackendUnavailable):
         gone.guard(lambda guard: guard.last("x"))
+
+
+SELL = "return redis.call('DECR', KEYS[1])"
+
+
+@pytest.mark.parametrize("name", ["sync", "asyncio"])
+def test_lost_answer_runs_no_script_twice(server: RedisServer, data: redis.Redis, name: str) -> None:
+    """redis-py sends a command again after a lost connection: one sale would be two. A value may be set again."""
+    data.set("left", 10)
+    with FaultProxy(server.host, server.port) as proxy:
+        face = Face(name, proxy.port, {"socket_timeout": 5})
+        assert face.guard(lambda guard: guard.run(SELL, keys=["left"], token=1)) == 9
+        for ask in (
+            lambda guard: guard.run(SELL, keys=["left"], token=1),
+            lambda guard: guard.delete("left", token=1),
+        ):
+            dropped = proxy.drop_next_reply(match=b"EVALSHA")
+            with pytest.raises(lockkit.BackendUnavailable, match=r"'left' .* may have been made or not") as caught:
+                face.guard(ask)
+            assert dropped.wait(PATIENCE)
+            assert caught.value.name == "left"
+            assert data.get("left") in {"8", None}
+
+        dropped = proxy.drop_next_reply(match=b"EVALSHA")
+        face.guard(lambda guard: guard.set("left", "10", token=1))
+        assert dropped.wait(PATIENCE)
+    assert data.get("left") == "10"
 
 
 def test_full_server_is_unavailable_and_nothing_is_written(face: Face, data: redis.Redis) -> None:

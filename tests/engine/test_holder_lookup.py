@@ -86,6 +86,7 @@ async def test_timeout_of_a_wait_names_the_holder(driver: FaceDriver) -> None:
             assert (holder.text, holder.metadata["text"]) == ("nightly import", "nightly import")
             assert pickle.loads(pickle.dumps(caught.value)).holder == holder  # noqa: S301 - our own bytes
         assert 1 <= backend.asked <= len(calls)
+        assert not client._engine.acquisitions.lookups._pending, "a name that is kept for ever"
 
 
 @both_faces

@@ -56,7 +56,8 @@ def locked(
     ``lease: Annotated[Lease, locked("seat:{seat}")]`` as a parameter, or ``dependencies=[locked("report")]``.
 
     lockkit releases the lock before the response is sent. So it can still turn the response into an error if the lease
-    was lost; but the body of a streaming response and background tasks run without the lock.
+    was lost; but the body of a streaming response, background tasks, and the end of a dependency that yields run
+    without the lock. Such a dependency ends under the lock if it has ``scope="function"`` and comes after this one.
 
     Args:
         name: Of the lock. Fields such as ``{seat}`` are path or query parameters of the request, converted as the

@@ -460,6 +460,25 @@ def test_error_of_the_endpoint_goes_on_unchanged() -> None:
                 client.post("/")
 
 
+@pytest.mark.parametrize(("scope", "first", "locked"), [
+    ("function", "lease", True), ("function", "session", False), (None, "lease", False),
+])  # fmt: skip
+def test_session_that_a_dependency_commits(scope: Any, first: str, *, locked: bool) -> None:  # noqa: ANN401 - a literal
+    """Under the lock only if the dependency ends before the response is sent, and begins after the lease."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+    commits: list[bool] = []
+
+    async def session(client: Annotated[Client, Depends(client_dependency)]) -> AsyncIterator[None]:
+        yield
+        commits.append(await client.lock("seat:7").locked())
+
+    lease, given = locked_dependency("seat:{seat}"), Depends(session, scope=scope)
+    app.post("/{seat}", dependencies=[lease, given] if first == "lease" else [given, lease])(lambda: None)
+    with TestClient(app) as browser:
+        assert browser.post("/7").status_code == 200
+    assert commits == [locked]
+
+
 @pytest.mark.parametrize("kind", ["async def", "def"])
 def test_endpoint_that_yields_is_refused(kind: str) -> None:
     """FastAPI runs it when the dependencies have ended, and so without the lock."""
@@ -504,6 +523,21 @@ def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -
         message = r"cannot lock a WebSocket.*use client.lock\('seat:1'\)"
         with pytest.raises(lockkit.ConfigurationError, match=message), browser.websocket_connect("/locked/1"):
             pass
+
+
+@pytest.mark.parametrize(("scope", "statuses"), [(None, [200, 200]), ("function", [500, 500])])
+def test_response_is_stored_before_a_session_commits(scope: Any, statuses: list[int]) -> None:  # noqa: ANN401 - a literal
+    """Unless its dependency ends before the response: that commit has failed, and the repeat gets the response."""
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+    app.add_middleware(IdempotencyMiddleware, caller=lambda _request: "ada")
+
+    def session() -> Iterator[None]:
+        yield
+        raise LookupError
+
+    app.post("/", dependencies=[Depends(session, scope=scope)])(lambda: None)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == statuses
 
 
 def payments(**options: Any) -> Starlette:

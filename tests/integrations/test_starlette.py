@@ -600,7 +600,7 @@ def test_key_of_nobody_is_not_everybody_s(nobody: str | None) -> None:
     """All requests without the header got the stored response of one of them."""
 
     def caller(request: Request) -> str | None:
-        return request.headers.get("authorization", nobody)
+        return (user := request.headers.get("authorization", nobody)) and f"{request.url.hostname} {user}"
 
     with TestClient(payments(caller=caller)) as client:
         assert [client.post("/", headers={"Idempotency-Key": "k"}).text for _ in range(2)] == ["1", "2"]
@@ -701,18 +701,19 @@ async def test_response_without_end_is_passed_on_and_ends_with_its_client(
 
 
 @pytest.mark.asyncio
-async def test_large_error_is_passed_on_and_not_stored() -> None:
-    """Its request was not done."""
+@pytest.mark.parametrize("status", [500, 307, 308])
+async def test_large_refusal_is_passed_on_and_not_stored(status: int) -> None:
+    """Its request was not done, or must be sent to another address, with this key."""
 
     async def pay(_request: Request) -> PlainTextResponse:
-        return PlainTextResponse("x" * 70_000, 500)
+        return PlainTextResponse("x" * 70_000, status)
 
     app = keyed(pay)
     async with lockkit.aio.connect("memory://errors") as client, asyncio.timeout(PATIENCE):
         for _ in range(2):
             sent: Messages = []
             await ask(app, client, [{"type": "http.request", "body": b""}], sent, idempotency_key="k")
-            assert (sent[0]["status"], len(sent[1]["body"])) == (500, 70_000)
+            assert (sent[0]["status"], len(sent[1]["body"])) == (status, 70_000)
 
 
 def test_path_and_body_are_compared_apart() -> None:

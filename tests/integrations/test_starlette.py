@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query, WebSocket
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -293,6 +294,12 @@ class Place:
         self.seat = seat
 
 
+class Chair(BaseModel):
+    """Query parameters that are a model."""
+
+    seat: int
+
+
 def order_name(order: Annotated[int, Body(embed=True)]) -> str:
     """Name a lock after something in the body."""
     return f"order:{order}"
@@ -403,6 +410,21 @@ def test_parameter_from_elsewhere_is_refused(source: Any) -> None:  # noqa: ANN4
 
     with TestClient(app) as client, pytest.raises(lockkit.ConfigurationError, match="dependency that returns the name"):
         client.post("/?tenant=other", headers={"tenant": "acme"}, json={"tenant": "acme"})
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_parameter_in_a_model_is_refused(*, below: bool) -> None:
+    """Its text in the request named the lock, so two ways to write a seat were two locks."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    def book(chair: Annotated[Chair, Query()]) -> None:
+        raise AssertionError(chair)
+
+    needed = [Depends(book)] if below else []
+    app.get("/", dependencies=[locked_dependency("seat:{seat}"), *needed])((lambda: None) if below else book)
+
+    with TestClient(app) as client, pytest.raises(lockkit.ConfigurationError, match="dependency that returns the name"):
+        client.get("/?seat=07")
 
 
 def test_name_may_come_from_a_dependency() -> None:

@@ -121,7 +121,7 @@ def again_dramatiq(job: Job) -> float:
 def again_rq(job: Job) -> int:
     """When RQ schedules the job again: it counts whole seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=job))
+        patch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=job, worker_name="w"))
         found = job(1)
     assert isinstance(found, RqRetry)
     return found.intervals[0]

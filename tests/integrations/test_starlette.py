@@ -901,11 +901,16 @@ async def test_work_that_returns_is_not_done_by_the_next() -> None:
         assert await client.election("a").leader() is None
 
 
-@pytest.mark.parametrize("wrong", ["work", "pause"])
+async def terms(term: lockkit.aio.Term) -> AsyncIterator[lockkit.aio.Term]:
+    """An async generator function, which nobody can await."""
+    yield term
+
+
+@pytest.mark.parametrize(("wrong", "value"), [("work", "no"), ("work", print), ("work", terms), ("pause", "no")])
 @pytest.mark.asyncio
-async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str) -> None:
-    """A coroutine in place of its function failed each second, and a pause that is no time ended the campaign."""
-    given: dict[str, Any] = {"work": asyncio.sleep, "pause": 1.0, wrong: "no"}
+async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str, value: object) -> None:
+    """Work that cannot be awaited failed each second, and a pause that is no time ended the campaign."""
+    given: dict[str, Any] = {"work": asyncio.sleep, "pause": 1.0, wrong: value}
 
     async with lockkit.aio.connect("memory://lead-wrong") as client:
         with pytest.raises(lockkit.ConfigurationError, match=f"^{wrong} must be"):

@@ -143,6 +143,9 @@ class JobLock:
         self._lock_label, self._once_label = lock, once
         self._ttl = None if ttl is None else validation.ttl(ttl, 0.0, name=name)
         waits = validation.timeout(timeout, name=name)
+        if waits and on_busy != "wait":
+            message = f"timeout has no effect with on_busy={on_busy!r}: leave it out, or wait with on_busy='wait'"
+            raise ConfigurationError(message, name=name)
         self._timeout = waits if on_busy == "wait" else 0
         self._keep = validation.seconds(keep, "keep", exclusive=True)
         self._again = again

@@ -194,6 +194,8 @@ def test_repeat_gets_the_stored_result(declare: Declare) -> None:
         ({"lock": "a", "once": b"a"}, "once must be a str"),
         ({"lock": "a", "ttl": 0}, "ttl must be more than 0"),
         ({"lock": "a", "timeout": -1}, "timeout must be 0 or more"),
+        ({"lock": "a", "timeout": 5}, "timeout has no effect with on_busy='retry'"),
+        ({"lock": "a", "timeout": 5, "on_busy": "skip"}, "timeout has no effect with on_busy='skip'"),
         ({"lock": "a", "keep": 0}, "keep must be more than 0"),
         ({"lock": "a", "busy_countdown": None}, "busy_countdown must be seconds"),
         ({"lock": "a", "busy_countdown": -1}, "busy_countdown must be 0 or more seconds"),
@@ -234,7 +236,7 @@ def test_lock_and_key_are_asked_for_as_the_job_says(on_busy: Any, timeout: float
 
         return ask
 
-    job = JobLock(pay, "acct:{n}", once="pay:{n}", on_busy=on_busy, ttl=7, timeout=3, keep=60)
+    job = JobLock(pay, "acct:{n}", once="pay:{n}", on_busy=on_busy, ttl=7, timeout=timeout, keep=60)
     with lockkit.connect(f"memory://jobs-{on_busy}") as client:
         noting: Any = SimpleNamespace(lock=noted(client.lock), once=noted(client.once))
         assert job.run(noting, lambda _: 5, (1,), {}) == job.run(noting, lambda _: 6, (1,), {}) == 5

@@ -88,7 +88,8 @@ def client_of_process(url: str | None = None) -> Client:
         made = connect(url)
         # Two threads may create one each. The second then uses the first's; neither has connected yet.
         client = _clients.setdefault(key, made)
-        if client is made and url is None:
+        # A worker of RQ, Dramatiq or Celery usually is one of several processes, so memory:// excludes nobody.
+        if client is made and (url is None or client.capabilities.scope == "process"):
             warn_if_narrow(client, "jobs are locked")
     return client
 

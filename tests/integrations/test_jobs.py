@@ -262,20 +262,22 @@ def test_job_that_calls_another_one_of_its_lock_does_not_wait_for_itself(on_busy
 
 
 @pytest.mark.parametrize(
-    ("configured", "whom"),
-    [("memory://jobs-narrow", "threads and tasks of this process"), ("file:", "processes of this machine")],
+    ("configured", "whom", "warnings"),
+    [("memory://jobs-narrow", "threads and tasks of this process", 2), ("file:", "processes of this machine", 1)],
 )
 def test_locks_that_other_machines_do_not_see_are_warned_of_once(
-    configured: str, whom: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    configured: str, whom: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unless the application gives their URL itself: then it knows."""
+    """Of those of the machine, only if nothing names them; of those of the process always: workers are processes."""
     monkeypatch.setenv("LOCKKIT_URL", configured)
     monkeypatch.setattr(jobs, "_clients", {})
 
     for url in (None, None, configured):
         jobs.client_of_process(url)
 
-    assert [record.levelname for record in caplog.records if "locks out" in record.getMessage()] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "locks out" in record.getMessage()] == [
+        "WARNING"
+    ] * warnings
     assert f"locks out {whom} only: if workers run elsewhere" in caplog.text
     for client in jobs._clients.values():
         client.close()

@@ -366,9 +366,11 @@ def test_name_is_made_of_what_was_sent() -> None:
 
 
 def test_lock_server_may_be_named_in_the_settings_of_django() -> None:
-    """They begin with a prefix."""
+    """They begin with a prefix; tasks do not read LOCKKIT, which is for Django's own clients."""
     app = Celery("local", set_as_current=False)
-    settings = SimpleNamespace(CELERY_BROKER_URL="memory://", CELERY_LOCKKIT_URL="memory://prefixed")
+    settings = SimpleNamespace(
+        CELERY_BROKER_URL="memory://", CELERY_LOCKKIT_URL="memory://prefixed", LOCKKIT={"default": "memory://other"}
+    )
     app.config_from_object(settings, namespace="CELERY")
 
     @app.task(shared=False, base=LockedTask, lock="account")

@@ -791,6 +791,8 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
             for options in ({"always": True}, {"app_label": "shop"}, {"run_syncdb": True}):
                 assert status_without_waiting(**options) == 75
         assert out.getvalue() == "No migrations to apply.\n"
+        with pytest.raises(CommandError, match="no alias 'absent'"):
+            call_command("migrate_locked", lock_alias="absent")
         call_command("migrate_locked", "shop", "sales", verbosity=0)
         assert not index_is_valid()
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import dramatiq
 import pytest
 from celery import Celery
 from celery.exceptions import Retry as CeleryRetry
@@ -302,6 +303,12 @@ def test_misspelt_option_of_an_actor_is_refused(options: dict[str, Any], message
     """When the actor is declared: Dramatiq says it of those that none of its middleware knows."""
     with pytest.raises(ConfigurationError, match=message):
         locked_actor(broker=StubBroker(), **options)(pay)
+
+
+def test_actor_is_made_once() -> None:
+    """Both decorators make one; with two, the error for a field said that the job has no such parameter."""
+    with pytest.raises(ConfigurationError, match=r"in place of @dramatiq\.actor"):
+        locked_actor("acct", broker=StubBroker())(dramatiq.actor(broker=StubBroker())(pay))
 
 
 def test_job_whose_work_would_go_on_after_its_end_is_refused() -> None:

@@ -154,6 +154,8 @@ class Leadership:
                 following = job.trigger.get_next_fire_time(now, now)
             with suppress(JobLookupError):  # the application has removed it meanwhile
                 if following is None:
+                    log.warning("election %r: dropped the overdue job: %s", self._election.name, job)
                     job.remove()
                 else:
+                    log.info("election %r: moved the overdue job to %s: %s", self._election.name, following, job)
                     job.modify(next_run_time=following)

@@ -55,6 +55,10 @@ def locked_actor(lock: str | None = None, **options: Any) -> Callable[[Callable[
     check_options("locked_actor", lock, own)
 
     def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
+        if isinstance(function, dramatiq.Actor):
+            message = f"{function.actor_name!r} is an actor already: write @locked_actor in place of @dramatiq.actor"
+            raise ConfigurationError(message, name=lock or own.get("once"))
+
         def busy(job: JobLock, error: LockTimeout) -> None:
             if job.on_busy == "retry":
                 details = {"name": error.name, "backend": error.backend, "holder": error.holder}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from fastapi import Depends, Request, params
 from fastapi.dependencies.models import Dependant
@@ -56,7 +56,8 @@ def locked(
     ``lease: Annotated[Lease, locked("seat:{seat}")]`` as a parameter, or ``dependencies=[locked("report")]``.
 
     lockkit releases the lock before the response is sent. So it can still turn the response into an error if the lease
-    was lost; but the body of a streaming response and background tasks run without the lock.
+    was lost; but the body of a streaming response, background tasks, and the end of a dependency that yields run
+    without the lock. Such a dependency ends under the lock if it has ``scope="function"`` and comes after this one.
 
     Args:
         name: Of the lock. Fields such as ``{seat}`` are path or query parameters of the request, converted as the
@@ -138,7 +139,14 @@ def _converted(declared: _Declared, given: dict[str, Any]) -> object:
 
 
 def _declared_below(dependant: Dependant, field: str) -> _Declared | None:
-    """Find a parameter that only a dependency of the endpoint declares."""
+    """Find a parameter that only a dependency of the endpoint declares; refuse one that is in a model."""
+    for parameter in dependant.query_params:
+        kind = parameter.field_info.annotation
+        if any(field in getattr(model, "model_fields", ()) for model in (kind, *get_args(kind))):
+            raise ConfigurationError(
+                f"lock name: {field!r} is a field of the model {parameter.name!r}. Give locked() a dependency that "
+                "returns the name"
+            )
     for one in dependant.dependencies:
         if one.call and any(parameter.name == field for parameter in (*one.path_params, *one.query_params)):
             return _declared(one.call, field)

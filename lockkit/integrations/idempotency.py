@@ -40,8 +40,8 @@ REPLAYED = (b"idempotent-replayed", b"true")
 NOT_STORED = frozenset({b"date", b"set-cookie"})
 """Headers that belong to one answer; a cookie is also a secret."""
 
-ERROR = 400
-"""Responses from this status on say that the work was not done."""
+DONE = frozenset(range(400)) - {307, 308}
+"""Statuses of responses whose work was done. After these two redirects, clients repeat the request elsewhere."""
 
 STORED_BYTES_MAX = 64 * 1024
 """What `lockkit.aio.Client.once` stores."""
@@ -55,10 +55,10 @@ class IdempotencyMiddleware:
     """
     Answers a repeated request with the response of the first one, from the record of `lockkit.aio.Client.once`.
 
-    A request with an ``Idempotency-Key`` runs while its key is held. The middleware stores a response below 400 with
-    the key before the client gets it. After any other response, or an exception, it stores nothing, and the next
-    request with that key runs. The application does not notice that the client has disconnected, so that the client's
-    repeat gets the response.
+    A request with an ``Idempotency-Key`` runs while its key is held. The middleware stores a response below 400, but
+    no redirect with 307 or 308, with the key before the client gets it. After any other response, or an exception, it
+    stores nothing, and the next request with that key runs. The application does not notice that the client has
+    disconnected, so that the client's repeat gets the response.
 
     What one request costs is bounded: its body by ``max_body``, and its response in memory and at the lock server by
     ``max_response``. A larger response is sent as the application makes it, ``text/event-stream`` from its beginning;
@@ -227,7 +227,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._start = message
             self._begun.set()
-            if message["status"] >= ERROR or _is_event_stream(message):
+            if message["status"] not in DONE or _is_event_stream(message):
                 await self._stream()
         elif self._streams.is_set():
             if not self._refused:
@@ -283,7 +283,7 @@ class _Exchange:
     async def _done(self, result: dict[str, Any] | None) -> None:
         """Store what the work has done, if it was done; refuse it if the key was lost: others may have run it too."""
         self._finished = True
-        if self._start["status"] >= ERROR:
+        if self._start["status"] not in DONE:
             return
         try:
             await self.attempt.done(result)

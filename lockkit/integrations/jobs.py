@@ -88,7 +88,8 @@ def client_of_process(url: str | None = None) -> Client:
         made = connect(url)
         # Two threads may create one each. The second then uses the first's; neither has connected yet.
         client = _clients.setdefault(key, made)
-        if client is made and url is None:
+        # A worker of RQ, Dramatiq or Celery usually is one of several processes, so memory:// excludes nobody.
+        if client is made and (url is None or client.capabilities.scope == "process"):
             warn_if_narrow(client, "jobs are locked")
     return client
 
@@ -143,6 +144,9 @@ class JobLock:
         self._lock_label, self._once_label = lock, once
         self._ttl = None if ttl is None else validation.ttl(ttl, 0.0, name=name)
         waits = validation.timeout(timeout, name=name)
+        if waits and on_busy != "wait":
+            message = f"timeout has no effect with on_busy={on_busy!r}: leave it out, or wait with on_busy='wait'"
+            raise ConfigurationError(message, name=name)
         self._timeout = waits if on_busy == "wait" else 0
         self._keep = validation.seconds(keep, "keep", exclusive=True)
         self._again = again

@@ -18,6 +18,9 @@ __all__ = ["current_lease", "locked_job"]
 
 log = logging.getLogger("lockkit")
 
+AT_ONCE = "sync"
+"""Worker in jobs that ``Queue.run_sync`` runs: it takes a `Retry` for the result."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -33,7 +36,7 @@ def locked_job(
 
     A job whose lock is busy is scheduled again, which needs a worker with ``--with-scheduler``, counts whole seconds,
     and does not count for the job's own retries; or it ends with None (``"skip"``). If you call the function outside a
-    job, or from a job's function, it raises `lockkit.LockTimeout` instead.
+    job, or from a job's function, or in a queue with ``is_async=False``, it raises `lockkit.LockTimeout` instead.
 
     Args:
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
@@ -60,6 +63,8 @@ def locked_job(
 
 
 def _is_called_by_rq(function: Callable[..., object]) -> bool:
-    """Tell whether RQ calls this function as its job: for another caller, a `Retry` would be the function's result."""
+    """Tell whether a worker calls this function as its job: elsewhere, a `Retry` would be the function's result."""
     job = None if inside.get() else get_current_job()
-    return job is not None and inspect.unwrap(cast("Callable[..., object]", job.func)) is inspect.unwrap(function)
+    if job is None or job.worker_name == AT_ONCE:
+        return False
+    return inspect.unwrap(cast("Callable[..., object]", job.func)) is inspect.unwrap(function)

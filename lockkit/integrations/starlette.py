@@ -98,11 +98,14 @@ async def lead(election: aio.Election, work: Work, *, pause: Seconds | timedelta
         pause: Seconds before this process campaigns again after a loss or an error.
 
     Raises:
-        ConfigurationError: `work` is not callable, or `pause` is wrong.
+        ConfigurationError: `work` is no coroutine function, or `pause` is wrong.
     """
     given: object = work
-    if not callable(given):
-        message = f"work must be a coroutine function, called with the term, not {validation.shown(given)}"
+    if not callable(given) or not validation.makes_coroutines(given):
+        message = (
+            "work must be a coroutine function (`async def` without `yield`), called with the term, not "
+            f"{validation.shown(given)}"
+        )
         raise ConfigurationError(message, name=election.name)
     campaign = _lead(election, work, validation.seconds(pause, "pause"))
     task = asyncio.create_task(campaign, name=f"lockkit-lead-{election.name}")

@@ -120,8 +120,10 @@ def test_leader_that_lost_the_election_runs_no_job(processes: list[Process]) -> 
     until(lambda: len(RUNS) > 1)
 
 
-def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -> None:
-    """Its own memory does not say what the old leader has run."""
+def test_new_leader_runs_nothing_that_was_due_before(
+    processes: list[Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own memory does not say what the old leader has run. It tells of jobs that are gone."""
     first, second = processes
     first.start()
     until(lambda: first.leads)
@@ -143,6 +145,11 @@ def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -
     assert "late" not in ran()
     triggers = sorted(found.trigger.__class__.__name__ for found in second.scheduler.get_jobs())
     assert triggers == ["IntervalTrigger", "IntervalTrigger", "OrTrigger"]
+    told = [one.getMessage() for one in caplog.records if (one.name, one.levelname) == ("lockkit", "WARNING")]
+    assert sorted(text.partition("[")[0] for text in told) == [
+        "election 'jobs': dropped the overdue job: job (trigger: date",
+        "election 'jobs': dropped the overdue job: job (trigger: interval",
+    ]
 
 
 def test_shared_job_store_is_caught_up(tmp_path: Path) -> None:

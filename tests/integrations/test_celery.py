@@ -366,9 +366,11 @@ def test_name_is_made_of_what_was_sent() -> None:
 
 
 def test_lock_server_may_be_named_in_the_settings_of_django() -> None:
-    """They begin with a prefix."""
+    """They begin with a prefix; tasks do not read LOCKKIT, which is for Django's own clients."""
     app = Celery("local", set_as_current=False)
-    settings = SimpleNamespace(CELERY_BROKER_URL="memory://", CELERY_LOCKKIT_URL="memory://prefixed")
+    settings = SimpleNamespace(
+        CELERY_BROKER_URL="memory://", CELERY_LOCKKIT_URL="memory://prefixed", LOCKKIT={"default": "memory://other"}
+    )
     app.config_from_object(settings, namespace="CELERY")
 
     @app.task(shared=False, base=LockedTask, lock="account")
@@ -463,15 +465,20 @@ def echo(n: int) -> int:
     return n
 
 
-@pytest.mark.parametrize("setting", ["lockkit_ulr", "LOCKKIT_BEAT_TIMEOUT", "CELERY_LOCKKIT_LOCK_URL"])
-def test_misspelt_setting_is_an_error_when_a_task_is_registered(setting: str) -> None:
-    """With it ignored, the locks would be files of this machine."""
+@pytest.mark.parametrize(
+    ("setting", "namespace"),
+    [
+        ("lockkit_ulr", None), ("LOCKKIT_BEAT_TIMEOUT", None), ("CELERY_LOCKKIT_LOCK_URL", "CELERY"),
+        ("LOCKKIT_URL", None), ("LOCKKIT_URL", "CELERY"),
+    ],
+)  # fmt: skip
+def test_misspelt_setting_is_an_error_when_a_task_is_registered(setting: str, namespace: str | None) -> None:
+    """With it ignored, the locks would be files of this machine. Celery knows no setting of ours in upper case."""
     app = Celery("local", set_as_current=False)
-    namespace = "CELERY" if setting.startswith("CELERY") else None
     app.config_from_object(SimpleNamespace(**{setting: "redis://locks.example"}), namespace=namespace)
 
     @app.task(shared=False, base=LockedTask, lock="a")
     def pay() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=rf"'{setting}' has no effect.*lockkit_url"):
+    with pytest.raises(ConfigurationError, match=rf"'{setting}' has no effect.*lockkit_url.*CELERY_LOCKKIT_URL"):
         app.finalize()

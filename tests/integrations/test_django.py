@@ -26,7 +26,7 @@ from django.core import checks
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.models.signals import pre_migrate
 from django.test import Client, TestCase, override_settings
@@ -488,6 +488,20 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
         assert not other.lock("seat").locked()
 
 
+@pytest.mark.slow  # PostgreSQL waits five seconds for the connection to end
+def test_client_keeps_django_from_dropping_its_test_database() -> None:
+    """It has a connection of its own. After close(), nothing does."""
+    with database("tested") as tested, override_settings(LOCKKIT={"default": {"DATABASE": "tested"}}):
+        tested.creation.create_test_db(verbosity=0, autoclobber=True)
+        with client().lock("a", timeout=PATIENCE):
+            pass
+        with pytest.raises(OperationalError, match="is being accessed by other users"):
+            tested.creation.destroy_test_db("postgres", verbosity=0)
+
+        client().close()
+        tested.creation.destroy_test_db("postgres", verbosity=0)
+
+
 def test_connections_of_the_locks_are_as_the_database_s_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """But rows come as the driver gives them, and a connection is closed with its client, not kept in a pool."""
     wrapper = type(connections[connection.alias])  # each thread has one
@@ -777,6 +791,8 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
             for options in ({"always": True}, {"app_label": "shop"}, {"run_syncdb": True}):
                 assert status_without_waiting(**options) == 75
         assert out.getvalue() == "No migrations to apply.\n"
+        with pytest.raises(CommandError, match="no alias 'absent'"):
+            call_command("migrate_locked", lock_alias="absent")
         call_command("migrate_locked", "shop", "sales", verbosity=0)
         assert not index_is_valid()
 

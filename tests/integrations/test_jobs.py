@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import dramatiq
 import pytest
 from celery import Celery
 from celery.exceptions import Retry as CeleryRetry
@@ -121,7 +122,7 @@ def again_dramatiq(job: Job) -> float:
 def again_rq(job: Job) -> int:
     """When RQ schedules the job again: it counts whole seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=job))
+        patch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=job, worker_name="w"))
         found = job(1)
     assert isinstance(found, RqRetry)
     return found.intervals[0]
@@ -194,6 +195,8 @@ def test_repeat_gets_the_stored_result(declare: Declare) -> None:
         ({"lock": "a", "once": b"a"}, "once must be a str"),
         ({"lock": "a", "ttl": 0}, "ttl must be more than 0"),
         ({"lock": "a", "timeout": -1}, "timeout must be 0 or more"),
+        ({"lock": "a", "timeout": 5}, "timeout has no effect with on_busy='retry'"),
+        ({"lock": "a", "timeout": 5, "on_busy": "skip"}, "timeout has no effect with on_busy='skip'"),
         ({"lock": "a", "keep": 0}, "keep must be more than 0"),
         ({"lock": "a", "busy_countdown": None}, "busy_countdown must be seconds"),
         ({"lock": "a", "busy_countdown": -1}, "busy_countdown must be 0 or more seconds"),
@@ -234,7 +237,7 @@ def test_lock_and_key_are_asked_for_as_the_job_says(on_busy: Any, timeout: float
 
         return ask
 
-    job = JobLock(pay, "acct:{n}", once="pay:{n}", on_busy=on_busy, ttl=7, timeout=3, keep=60)
+    job = JobLock(pay, "acct:{n}", once="pay:{n}", on_busy=on_busy, ttl=7, timeout=timeout, keep=60)
     with lockkit.connect(f"memory://jobs-{on_busy}") as client:
         noting: Any = SimpleNamespace(lock=noted(client.lock), once=noted(client.once))
         assert job.run(noting, lambda _: 5, (1,), {}) == job.run(noting, lambda _: 6, (1,), {}) == 5
@@ -260,20 +263,22 @@ def test_job_that_calls_another_one_of_its_lock_does_not_wait_for_itself(on_busy
 
 
 @pytest.mark.parametrize(
-    ("configured", "whom"),
-    [("memory://jobs-narrow", "threads and tasks of this process"), ("file:", "processes of this machine")],
+    ("configured", "whom", "warnings"),
+    [("memory://jobs-narrow", "threads and tasks of this process", 2), ("file:", "processes of this machine", 1)],
 )
 def test_locks_that_other_machines_do_not_see_are_warned_of_once(
-    configured: str, whom: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    configured: str, whom: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unless the application gives their URL itself: then it knows."""
+    """Of those of the machine, only if nothing names them; of those of the process always: workers are processes."""
     monkeypatch.setenv("LOCKKIT_URL", configured)
     monkeypatch.setattr(jobs, "_clients", {})
 
     for url in (None, None, configured):
         jobs.client_of_process(url)
 
-    assert [record.levelname for record in caplog.records if "locks out" in record.getMessage()] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "locks out" in record.getMessage()] == [
+        "WARNING"
+    ] * warnings
     assert f"locks out {whom} only: if workers run elsewhere" in caplog.text
     for client in jobs._clients.values():
         client.close()
@@ -298,6 +303,12 @@ def test_misspelt_option_of_an_actor_is_refused(options: dict[str, Any], message
     """When the actor is declared: Dramatiq says it of those that none of its middleware knows."""
     with pytest.raises(ConfigurationError, match=message):
         locked_actor(broker=StubBroker(), **options)(pay)
+
+
+def test_actor_is_made_once() -> None:
+    """Both decorators make one; with two, the error for a field said that the job has no such parameter."""
+    with pytest.raises(ConfigurationError, match=r"in place of @dramatiq\.actor"):
+        locked_actor("acct", broker=StubBroker())(dramatiq.actor(broker=StubBroker())(pay))
 
 
 def test_job_whose_work_would_go_on_after_its_end_is_refused() -> None:

@@ -91,6 +91,16 @@ def test_rq_alone_runs_two_jobs_of_an_account_at_the_same_time(
     assert [job.return_value() for job in sent] == [2, 2]
 
 
+def test_busy_job_of_a_queue_without_workers_fails(jobs: ModuleType, connection: redis.Redis) -> None:
+    """RQ runs no job again that it runs at once: it counted as finished."""
+    with lockkit.connect(jobs.URL) as client, client.lock("acct:6"):
+        job = Queue("at-once", connection=connection, is_async=False).enqueue(jobs.pay, 6)
+
+    assert job.get_status(refresh=True) == JobStatus.FAILED
+    assert (result := job.latest_result()) is not None
+    assert "LockTimeout" in str(result.exc_string)
+
+
 def test_busy_is_an_error_unless_rq_calls_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """What tells RQ to run a job again would be a result for another caller, which goes on as if it had paid."""
 
@@ -101,12 +111,14 @@ def test_busy_is_an_error_unless_rq_calls_the_job(monkeypatch: pytest.MonkeyPatc
     def order() -> object:
         return pay(2)
 
-    monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=pay))
+    monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=pay, worker_name="w"))
     with lockkit.connect("memory://rq") as client, client.lock("acct:2"):
         with pytest.raises(LockTimeout):
             pay(1, 2)
         assert isinstance(pay(2), Retry)
-        monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=order))
+        monkeypatch.setattr(
+            "lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=order, worker_name="w")
+        )
         with pytest.raises(LockTimeout):
             order()
 

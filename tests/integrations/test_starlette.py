@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query, WebSocket
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -293,6 +294,12 @@ class Place:
         self.seat = seat
 
 
+class Chair(BaseModel):
+    """Query parameters that are a model."""
+
+    seat: int
+
+
 def order_name(order: Annotated[int, Body(embed=True)]) -> str:
     """Name a lock after something in the body."""
     return f"order:{order}"
@@ -405,6 +412,21 @@ def test_parameter_from_elsewhere_is_refused(source: Any) -> None:  # noqa: ANN4
         client.post("/?tenant=other", headers={"tenant": "acme"}, json={"tenant": "acme"})
 
 
+@pytest.mark.parametrize("below", [False, True])
+def test_parameter_in_a_model_is_refused(*, below: bool) -> None:
+    """Its text in the request named the lock, so two ways to write a seat were two locks."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    def book(chair: Annotated[Chair, Query()]) -> None:
+        raise AssertionError(chair)
+
+    needed = [Depends(book)] if below else []
+    app.get("/", dependencies=[locked_dependency("seat:{seat}"), *needed])((lambda: None) if below else book)
+
+    with TestClient(app) as client, pytest.raises(lockkit.ConfigurationError, match="dependency that returns the name"):
+        client.get("/?seat=07")
+
+
 def test_name_may_come_from_a_dependency() -> None:
     """For example from the body, which FastAPI has validated."""
     app = FastAPI(lifespan=lifespan("memory://"))
@@ -460,6 +482,25 @@ def test_error_of_the_endpoint_goes_on_unchanged() -> None:
                 client.post("/")
 
 
+@pytest.mark.parametrize(("scope", "first", "locked"), [
+    ("function", "lease", True), ("function", "session", False), (None, "lease", False),
+])  # fmt: skip
+def test_session_that_a_dependency_commits(scope: Any, first: str, *, locked: bool) -> None:  # noqa: ANN401 - a literal
+    """Under the lock only if the dependency ends before the response is sent, and begins after the lease."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+    commits: list[bool] = []
+
+    async def session(client: Annotated[Client, Depends(client_dependency)]) -> AsyncIterator[None]:
+        yield
+        commits.append(await client.lock("seat:7").locked())
+
+    lease, given = locked_dependency("seat:{seat}"), Depends(session, scope=scope)
+    app.post("/{seat}", dependencies=[lease, given] if first == "lease" else [given, lease])(lambda: None)
+    with TestClient(app) as browser:
+        assert browser.post("/7").status_code == 200
+    assert commits == [locked]
+
+
 @pytest.mark.parametrize("kind", ["async def", "def"])
 def test_endpoint_that_yields_is_refused(kind: str) -> None:
     """FastAPI runs it when the dependencies have ended, and so without the lock."""
@@ -504,6 +545,21 @@ def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -
         message = r"cannot lock a WebSocket.*use client.lock\('seat:1'\)"
         with pytest.raises(lockkit.ConfigurationError, match=message), browser.websocket_connect("/locked/1"):
             pass
+
+
+@pytest.mark.parametrize(("scope", "statuses"), [(None, [200, 200]), ("function", [500, 500])])
+def test_response_is_stored_before_a_session_commits(scope: Any, statuses: list[int]) -> None:  # noqa: ANN401 - a literal
+    """Unless its dependency ends before the response: that commit has failed, and the repeat gets the response."""
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+    app.add_middleware(IdempotencyMiddleware, caller=lambda _request: "ada")
+
+    def session() -> Iterator[None]:
+        yield
+        raise LookupError
+
+    app.post("/", dependencies=[Depends(session, scope=scope)])(lambda: None)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == statuses
 
 
 def payments(**options: Any) -> Starlette:
@@ -566,7 +622,7 @@ def test_key_of_nobody_is_not_everybody_s(nobody: str | None) -> None:
     """All requests without the header got the stored response of one of them."""
 
     def caller(request: Request) -> str | None:
-        return request.headers.get("authorization", nobody)
+        return (user := request.headers.get("authorization", nobody)) and f"{request.url.hostname} {user}"
 
     with TestClient(payments(caller=caller)) as client:
         assert [client.post("/", headers={"Idempotency-Key": "k"}).text for _ in range(2)] == ["1", "2"]
@@ -667,18 +723,19 @@ async def test_response_without_end_is_passed_on_and_ends_with_its_client(
 
 
 @pytest.mark.asyncio
-async def test_large_error_is_passed_on_and_not_stored() -> None:
-    """Its request was not done."""
+@pytest.mark.parametrize("status", [500, 307, 308])
+async def test_large_refusal_is_passed_on_and_not_stored(status: int) -> None:
+    """Its request was not done, or must be sent to another address, with this key."""
 
     async def pay(_request: Request) -> PlainTextResponse:
-        return PlainTextResponse("x" * 70_000, 500)
+        return PlainTextResponse("x" * 70_000, status)
 
     app = keyed(pay)
     async with lockkit.aio.connect("memory://errors") as client, asyncio.timeout(PATIENCE):
         for _ in range(2):
             sent: Messages = []
             await ask(app, client, [{"type": "http.request", "body": b""}], sent, idempotency_key="k")
-            assert (sent[0]["status"], len(sent[1]["body"])) == (500, 70_000)
+            assert (sent[0]["status"], len(sent[1]["body"])) == (status, 70_000)
 
 
 def test_path_and_body_are_compared_apart() -> None:
@@ -844,11 +901,16 @@ async def test_work_that_returns_is_not_done_by_the_next() -> None:
         assert await client.election("a").leader() is None
 
 
-@pytest.mark.parametrize("wrong", ["work", "pause"])
+async def terms(term: lockkit.aio.Term) -> AsyncIterator[lockkit.aio.Term]:
+    """An async generator function, which nobody can await."""
+    yield term
+
+
+@pytest.mark.parametrize(("wrong", "value"), [("work", "no"), ("work", print), ("work", terms), ("pause", "no")])
 @pytest.mark.asyncio
-async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str) -> None:
-    """A coroutine in place of its function failed each second, and a pause that is no time ended the campaign."""
-    given: dict[str, Any] = {"work": asyncio.sleep, "pause": 1.0, wrong: "no"}
+async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str, value: object) -> None:
+    """Work that cannot be awaited failed each second, and a pause that is no time ended the campaign."""
+    given: dict[str, Any] = {"work": asyncio.sleep, "pause": 1.0, wrong: value}
 
     async with lockkit.aio.connect("memory://lead-wrong") as client:
         with pytest.raises(lockkit.ConfigurationError, match=f"^{wrong} must be"):

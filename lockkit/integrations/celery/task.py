@@ -207,10 +207,15 @@ def refuse_other_settings(app: Celery) -> None:
     Raises:
         ConfigurationError: There is one.
     """
-    for setting in app.conf:
+    for setting, value in app.conf.items():
         _, found, rest = str(setting).lower().rpartition("lockkit_")
-        if found and found + rest not in _SETTINGS:
+        # In upper case without a namespace, or without its prefix, Celery does not find it.
+        ignored = value is not None and app.conf.get(found + rest) is None
+        if found and (found + rest not in _SETTINGS or ignored):
             known = ", ".join(_SETTINGS)
             meant = validation.nearest(found + rest, _SETTINGS)
-            message = f"Celery's setting {setting!r} has no effect{meant}: lockkit's settings are {known}"
+            message = (
+                f"Celery's setting {setting!r} has no effect{meant}: lockkit's settings are {known}, or "
+                "CELERY_LOCKKIT_URL and so on if the namespace is CELERY"
+            )
             raise ConfigurationError(message)

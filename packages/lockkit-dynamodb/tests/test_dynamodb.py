@@ -128,15 +128,25 @@ def test_wrong_url_is_refused(url: str) -> None:
         lockkit.connect(url)
 
 
-def test_missing_credentials_are_a_configuration_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        (["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "credentials.*set AWS_ACCESS_KEY_ID"),
+        (["AWS_DEFAULT_REGION"], r"region.*Append \?region="),
+    ],
+)
+def test_what_the_environment_lacks_is_a_configuration_error(
+    missing: list[str], says: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Retrying would not help."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    for name in missing:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
 
     with (
         lockkit.connect(f"{server.url}/secret") as client,
-        pytest.raises(lockkit.ConfigurationError, match="credentials"),
+        pytest.raises(lockkit.ConfigurationError, match=says),
     ):
         client.lock(NAME).acquire(PATIENCE)

@@ -81,8 +81,12 @@ class Table:
             return await in_thread(self._runtime, lambda: self._send(operation, arguments), seconds)
         except botocore.exceptions.ClientError as error:
             raise self._translated(error) from error
-        except (botocore.exceptions.NoCredentialsError, botocore.exceptions.NoRegionError) as error:
-            raise ConfigurationError(f"{self._shown}: {error}", backend=self._shown) from error
+        except botocore.exceptions.NoRegionError as error:
+            message = f"{self._shown}: {error} Append ?region=... to the URL, or set AWS_DEFAULT_REGION"
+            raise ConfigurationError(message, backend=self._shown) from error
+        except botocore.exceptions.NoCredentialsError as error:
+            message = f"{self._shown}: {error}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role"
+            raise ConfigurationError(message, backend=self._shown) from error
         except (botocore.exceptions.BotoCoreError, OSError) as error:
             raise BackendUnavailable(f"{self._shown} does not answer: {error}", backend=self._shown) from error
 

@@ -15,7 +15,7 @@ from django.db import OperationalError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout, Unsupported
-from lockkit.integrations.django.clients import from_connection, new_client
+from lockkit.integrations.django.clients import from_connection, new_client, service
 from lockkit.integrations.migrations import LOCK_NAME, is_in_memory
 from lockkit.sync import Client, Lease
 
@@ -77,10 +77,13 @@ class Command(migrate.Command):
         in_memory = connection.vendor == "sqlite" and is_in_memory(str(connection.settings_dict["NAME"]))
         if options["plan"] or options["check_unapplied"] or (in_memory and not options["lock_alias"]):
             super().handle(*arguments, **options)  # changes nothing, or nothing that another process has
-        elif not self._found_up_to_date(options):
+        else:
             try:
-                with _terminable():
-                    self._migrate(*arguments, **options)
+                if options["lock_alias"]:
+                    service(options["lock_alias"])  # a wrong one fails at the first deployment, with or without work
+                if not self._found_up_to_date(options):
+                    with _terminable():
+                        self._migrate(*arguments, **options)
             except _Terminated:
                 raise SystemExit(128 + signal.SIGTERM) from None
             except LockError as error:

@@ -373,9 +373,10 @@ def _mapped_column(state: InstanceState[Any], name: str) -> sa.Column[Any]:
 
 
 def _marks_of(statement: sa.Update | sa.Delete, column: Any) -> sa.Select[Any]:  # noqa: ANN401 - a column, mapped or not
-    """Read the marks of the rows that a statement changes."""
+    """Read the marks of the rows that a statement changes, by the ORM's criteria, too (inheritance, options)."""
     read = _read_column(statement)
-    marks = sa.select(column, sa.literal(0) if read is None else read)
+    marks = sa.select(column, sa.literal(0) if read is None else read).select_from(statement.table)
+    marks = marks.options(*statement._with_options)  # noqa: SLF001 - no public name
     return marks if statement.whereclause is None else marks.where(statement.whereclause)
 
 

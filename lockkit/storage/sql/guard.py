@@ -139,6 +139,8 @@ class AsyncSqlGuard:
     ) -> int:
         """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
         column = column_of(statement, fence, FENCE, option="fence")
+        if statement.exported_columns:
+            raise ConfigurationError("execute() returns a count: leave out returning()")
         guarded = fenced(statement, token, fence=fence)
 
         def work(executor: Session | sa.Connection, connection: sa.Connection) -> int:

@@ -365,6 +365,7 @@ def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa
         (lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1), "plain has no column 'fence'"),
         (lambda guard: guard.execute(sa.select(Seat), token=1), "an UPDATE or a DELETE"),
         (lambda guard: guard.execute("UPDATE seat", token=1), "an UPDATE or a DELETE"),
+        (lambda guard: guard.execute(book("12A", "Ada").returning(Seat), token=1), r"leave out returning\(\)"),
     ],
 )
 def test_bad_input_is_named(bases: dict[str, Base], ask: Callable[[SqlGuard], Any], message: str) -> None:

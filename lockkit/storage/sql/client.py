@@ -304,5 +304,5 @@ def with_value(statement: S, column: Any, value: object) -> S:  # noqa: ANN401 -
 
 def no_column(table: object, name: object, *, option: str) -> ConfigurationError:
     """Make the error for a table without the column for its version or token."""
-    message = f"{table} has no column {name!r}: add an integer column of that name, or give another one with {option}="
+    message = f"{table} has no column {name!r}: add a BIGINT column of that name, or give another one with {option}="
     return ConfigurationError(message)

@@ -144,7 +144,7 @@ class AsyncSqlGuard:
         guarded = fenced(statement, token, fence=fence)
 
         def work(executor: Session | sa.Connection, connection: sa.Connection) -> int:
-            name, rows = str(statement.table), _marks_of(statement, column).with_for_update()
+            name, rows = str(statement.table), _marks_of(statement, column, connection).with_for_update()
             try:
                 found = _refuse_any(executor.execute(rows), token, name, connection)
                 result: Any = executor.execute(guarded)
@@ -201,10 +201,11 @@ class AsyncSqlGuard:
             if state.modified:
                 message = f"{name} has unsaved changes: accept the token first, then read the object and change it"
                 raise ConfigurationError(message, name=name)
+            marks = _marks_of(statement, column, connection)
             with translating(connection, name):
                 result: Any = connection.execute(guarded)
                 if result.rowcount == 0:
-                    rows = connection.execute(_marks_of(statement, column))
+                    rows = connection.execute(marks)
                     if not _refuse_any(rows, token, name, connection, shared=shared):
                         raise StaleDataError(f"the row of {name} is gone")
                 # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
@@ -374,9 +375,21 @@ def _mapped_column(state: InstanceState[Any], name: str) -> sa.Column[Any]:
     return column
 
 
-def _marks_of(statement: sa.Update | sa.Delete, column: Any) -> sa.Select[Any]:  # noqa: ANN401 - a column, mapped or not
+def _marks_of(
+    statement: sa.Update | sa.Delete,
+    column: Any,  # noqa: ANN401 - a column, mapped or not
+    connection: sa.Connection,
+) -> sa.Select[Any]:
     """Read the marks of the rows that a statement changes, by the ORM's criteria, too (inheritance, options)."""
     read = _read_column(statement)
+    for mark in (column,) if read is None else (column, read):
+        kind = mark.type.dialect_impl(connection.dialect)
+        # An INTEGER of SQLite has 64 bits; MariaDB may store the largest number that fits, and admit all holders then.
+        if isinstance(kind, sa.Integer) and not isinstance(kind, sa.BigInteger) and connection.dialect.name != "sqlite":
+            message = (
+                f"{mark} is too small for tokens: make it a BIGINT column, and declare it as sqlalchemy.BigInteger"
+            )
+            raise ConfigurationError(message, backend=label_of(connection))
     marks = sa.select(column, sa.literal(0) if read is None else read).select_from(statement.table)
     marks = marks.options(*statement._with_options)  # noqa: SLF001 - no public name
     return marks if statement.whereclause is None else marks.where(statement.whereclause)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -171,6 +172,25 @@ def test_column_of_another_name_that_may_be_null(guard: Any, base: Base) -> None
     with pytest.raises(lockkit.StaleToken):
         guard(lambda guard: guard.execute(statement, token=TOKEN_MAX - 1, fence=OLD.c.seen))
     assert base.rows("SELECT seen FROM old") == [(TOKEN_MAX,)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "fits"),
+    [
+        (sa.Integer(), False),
+        (sa.SmallInteger(), False),
+        (sa.BigInteger().with_variant(sa.Integer(), "sqlite"), True),
+        (None, True),
+    ],
+    ids=str,
+)
+def test_column_that_is_too_small_for_tokens_is_refused(base: Base, declared: Any, fits: bool) -> None:  # noqa: ANN401, FBT001 - a type of SQLAlchemy's
+    """MariaDB may store the largest number that fits, and would then admit all holders; SQLite's INTEGER is wide."""
+    table = sa.table("old", sa.column("name"), sa.column("seen", declared))
+    with base.engine() as engine, engine.begin() as connection:
+        refused = pytest.raises(lockkit.ConfigurationError, match=r"seen is too small for tokens: make it a BIGINT col")
+        with nullcontext() if fits or base.kind == "sqlite" else refused:
+            SqlGuard(connection).execute(sa.update(table).values(name="x"), token=TOKEN_MAX, fence=table.c.seen)
 
 
 def test_condition_alone_for_core_and_orm(base: Base) -> None:
@@ -362,7 +382,10 @@ def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa
         (lambda guard: guard.accept("", token=1), "scope"),
         (lambda guard: guard.accept(None, token=1), "scope must be a str"),
         (lambda guard: guard.execute(book("12A", "Ada"), token="5"), "fencing token, not '5'"),  # noqa: S106 - a number
-        (lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1), "plain has no column 'fence'"),
+        (
+            lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1),
+            "plain has no column 'fence': add a BIGINT",
+        ),
         (lambda guard: guard.execute(sa.select(Seat), token=1), "an UPDATE or a DELETE"),
         (lambda guard: guard.execute("UPDATE seat", token=1), "an UPDATE or a DELETE"),
         (lambda guard: guard.execute(book("12A", "Ada").returning(Seat), token=1), r"leave out returning\(\)"),

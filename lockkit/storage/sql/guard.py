@@ -60,6 +60,9 @@ class FenceMixin:
 
     For a table that exists already: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``. If readers of a
     read/write lock guard the rows, too, add a column ``read_fence`` of the same kind; both are compared then.
+
+    A DELETE removes the token with its row: insert a row that may have existed before with ``fence=lease.token``, or
+    guard it by a scope.
     """
 
     fence: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0", nullable=False)
@@ -278,7 +281,7 @@ class SqlGuard:
         Run an UPDATE or DELETE, unless the token is stale for any of its rows.
 
         The guard first locks the rows and reads their tokens. For a single row that you know to exist, `fenced` is
-        cheaper.
+        cheaper. A DELETE removes the tokens with the rows: see `FenceMixin`.
 
         Args:
             statement: Of one table with a column for the token, with its values. See `fenced`.

@@ -147,6 +147,17 @@ def test_one_stale_row_refuses_all(guard: Any, base: Base) -> None:  # noqa: ANN
     assert customers(base) == {"12A": (None, 0), "12B": ("Ben", 9)}
 
 
+def test_row_that_is_inserted_again_with_a_token_refuses_older_holders(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """A DELETE removes the token with the row, so the INSERT must set it."""
+    guard(lambda guard: guard.execute(sa.delete(Seat), token=42))
+    with base.engine() as engine, orm.Session(engine) as session, session.begin():
+        session.add_all([Seat(name="12A", fence=42), Seat(name="12B")])
+
+    with pytest.raises(lockkit.StaleToken):
+        guard(lambda guard: guard.execute(book("12A", "late"), token=41))
+    assert guard(lambda guard: guard.execute(book("12B", "late"), token=41)) == 1
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -111,8 +111,8 @@ def lock_in(
     Raises:
         LockTimeout: Another transaction held the lock all the time; this one is unchanged and can go on. Also raised
             for a deadlock, for a transaction that began too early (see above), and when PostgreSQL's ``lock_timeout``
-            ends the wait: the message then tells you to roll back and run the transaction again.
-            `lockkit.optimistic.transact` does that.
+            or ``statement_timeout``, or MariaDB's ``max_statement_time``, ends the wait: the message then tells you to
+            roll back and run the transaction again. `lockkit.optimistic.transact` does that.
         BackendUnavailable: The database gave no usable answer; the transaction has failed.
         ConfigurationError: Wrong name, timeout or target, no transaction, a missing table or right.
         Unsupported: The database is not PostgreSQL, MariaDB, MySQL or SQLite.

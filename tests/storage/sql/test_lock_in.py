@@ -553,9 +553,16 @@ def test_missing_right_and_read_only_are_configuration_errors(bases: dict[str, B
     with (
         reader.engine() as engine,
         engine.connect() as connection,
-        pytest.raises(lockkit.ConfigurationError, match="denies this user a right"),
+        pytest.raises(lockkit.ConfigurationError, match="denies this user a right: SELECT, INSERT, UPDATE and DELETE"),
     ):
         lock_in(connection, "x", table="lockkit_tx_rights")
+    base.rows("GRANT SELECT, INSERT, UPDATE ON lockkit_tx_rights TO reader")
+    with reader.engine() as engine, engine.connect() as connection:
+        with pytest.raises(lockkit.ConfigurationError, match=r"also UPDATE on the sequence .* lockkit_tx_rights_token"):
+            lock_in(connection, "x", table="lockkit_tx_rights")
+        connection.rollback()
+        base.rows("GRANT UPDATE ON SEQUENCE lockkit_tx_rights_token TO reader")
+        assert lock_in(connection, "x", table="lockkit_tx_rights").token > 0
     with base.engine() as engine, engine.connect() as connection:
         connection.execute(sa.text("SET TRANSACTION READ ONLY"))
         with pytest.raises(lockkit.ConfigurationError, match="read-only"):
@@ -574,15 +581,21 @@ def test_password_is_in_no_error(bases: dict[str, Base]) -> None:
     assert "s3cret" not in f"{caught.value} {caught.value.backend} {caught.value.__cause__}"
 
 
-def test_limit_of_the_connection_ends_a_transaction_of_postgresql(bases: dict[str, Base]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("postgresql", {"options": "-c lock_timeout=50ms"}, "own limit: roll back and run the transaction again"),
+        ("postgresql", {"options": "-c statement_timeout=500ms"}, "roll back and run the .* raise statement_timeout"),
+        ("mariadb", {"init_command": "SET max_statement_time=0.5"}, "roll back and run the .* or max_statement_time"),
+    ],
+)
+def test_limit_of_the_connection_ends_a_transaction(
+    bases: dict[str, Base], kind: str, arguments: dict[str, Any], message: str
+) -> None:
     """The message says so, and `transact` runs the work again."""
-    engine_options = {"connect_args": {"options": "-c lock_timeout=50ms"}}
-    with bases["postgresql"].engine(**engine_options) as engine, engine.connect() as holder:
+    with bases[kind].engine(connect_args=arguments) as engine, engine.connect() as holder:
         lock_in(holder, "limited")
-        with (
-            engine.connect() as waiter,
-            pytest.raises(lockkit.LockTimeout, match="own limit: roll back and run the transaction again"),
-        ):
+        with engine.connect() as waiter, pytest.raises(lockkit.LockTimeout, match=message):
             lock_in(waiter, "limited")
         tries: list[int] = []
 

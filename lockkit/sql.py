@@ -98,7 +98,9 @@ def lock_in(
 
     On PostgreSQL an uncontended call takes one round trip, with a timeout two. On MariaDB and MySQL it takes five, and
     the first use of a name in a process opens a second connection for a moment. **On SQLite it locks the whole database
-    for writers**, whatever the name: SQLite has one writer.
+    for writers**, whatever the name: SQLite has one writer. There, call it before the first savepoint
+    (``begin_nested``), unless SQLAlchemy sends BEGIN: the driver sends none before a savepoint, so a lock that was
+    taken inside would end with the savepoint.
 
     Args:
         target: A SQLAlchemy `Session` or `Connection`, or one of their asyncio forms, not in autocommit. Its

@@ -209,6 +209,15 @@ def test_rollback_to_a_savepoint_ends_what_was_locked_since(base: Base, engine: 
         assert taken(engine, "inner")
 
 
+def test_lock_outlives_a_savepoint_that_begins_after_it(engine: sa.Engine) -> None:
+    """On SQLite the lock makes the driver send BEGIN; one that is taken in the first savepoint ends with it."""
+    with engine.begin() as connection:
+        lock_in(connection, "x")
+        with connection.begin_nested():
+            pass
+        assert taken(engine, "x", SHORT)
+
+
 def test_autocommit_is_refused(base: Base) -> None:
     """A lock would end with its own statement; nothing is locked."""
     with (
@@ -224,7 +233,7 @@ def test_autocommit_is_refused(base: Base) -> None:
 
 
 def test_sqlite_with_begin_sent_by_the_application(bases: dict[str, Base]) -> None:
-    """SQLAlchemy's recipe: the driver in autocommit, BEGIN by an event."""
+    """SQLAlchemy's recipe: the driver in autocommit, BEGIN by an event. Then a lock outlives its savepoint, too."""
     with bases["sqlite"].engine() as engine:
 
         def connected(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's
@@ -236,7 +245,8 @@ def test_sqlite_with_begin_sent_by_the_application(bases: dict[str, Base]) -> No
         sa.event.listen(engine, "connect", connected)
         sa.event.listen(engine, "begin", begun)
         with engine.begin() as connection:
-            lock_in(connection, "x")
+            with connection.begin_nested():
+                lock_in(connection, "x")
             assert taken(engine, "x", SHORT)
         assert not taken(engine, "x")
 

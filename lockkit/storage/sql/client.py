@@ -224,8 +224,8 @@ _LOCKED = (
     "transaction again, or raise that limit"
 )
 _ENDED = (
-    "{label} ended the statement for {what}, which took longer than the connection allows or was cancelled: roll back "
-    "and run the transaction again, or raise statement_timeout (PostgreSQL) or max_statement_time (MariaDB)"
+    "{label} ended a statement of this transaction, which took longer than allowed or was cancelled: roll back and "
+    "run the transaction again, or raise statement_timeout (PostgreSQL) or max_statement_time (MariaDB)"
 )
 _DENIED = (
     "{label} denies this user a right: SELECT, INSERT, UPDATE and DELETE on lockkit's tables are needed, on PostgreSQL "

@@ -98,7 +98,9 @@ def lock_in(
 
     On PostgreSQL an uncontended call takes one round trip, with a timeout two. On MariaDB and MySQL it takes five, and
     the first use of a name in a process opens a second connection for a moment. **On SQLite it locks the whole database
-    for writers**, whatever the name: SQLite has one writer.
+    for writers**, whatever the name: SQLite has one writer. There, call it before the first savepoint
+    (``begin_nested``), unless SQLAlchemy sends BEGIN: the driver sends none before a savepoint, so a lock that was
+    taken inside would end with the savepoint.
 
     Args:
         target: A SQLAlchemy `Session` or `Connection`, or one of their asyncio forms, not in autocommit. Its
@@ -111,8 +113,8 @@ def lock_in(
     Raises:
         LockTimeout: Another transaction held the lock all the time; this one is unchanged and can go on. Also raised
             for a deadlock, for a transaction that began too early (see above), and when PostgreSQL's ``lock_timeout``
-            ends the wait: the message then tells you to roll back and run the transaction again.
-            `lockkit.optimistic.transact` does that.
+            or ``statement_timeout``, or MariaDB's ``max_statement_time``, ends the wait: the message then tells you to
+            roll back and run the transaction again. `lockkit.optimistic.transact` does that.
         BackendUnavailable: The database gave no usable answer; the transaction has failed.
         ConfigurationError: Wrong name, timeout or target, no transaction, a missing table or right.
         Unsupported: The database is not PostgreSQL, MariaDB, MySQL or SQLite.

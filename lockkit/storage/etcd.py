@@ -201,6 +201,8 @@ class EtcdGuard:
         """
         Write a key, unless the lease is stale.
 
+        The key loses an etcd lease that it had, as with any put that names none: it stays until it is deleted.
+
         Args:
             key: What to write.
             value: What to write there.

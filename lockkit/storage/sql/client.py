@@ -223,6 +223,14 @@ _LOCKED = (
     "another transaction at {label} held {what} for longer than the connection's own limit: roll back and run the "
     "transaction again, or raise that limit"
 )
+_ENDED = (
+    "{label} ended a statement of this transaction, which took longer than allowed or was cancelled: roll back and "
+    "run the transaction again, or raise statement_timeout (PostgreSQL) or max_statement_time (MariaDB)"
+)
+_DENIED = (
+    "{label} denies this user a right: SELECT, INSERT, UPDATE and DELETE on lockkit's tables are needed, on PostgreSQL "
+    "also UPDATE on the sequence of tokens; and CREATE, or lockkit.sql.create_tables(engine) by another user"
+)
 _POOL = (
     "the connection pool for {label} is exhausted: each open transaction uses one connection. Raise pool_size, or end "
     "transactions sooner"
@@ -232,6 +240,8 @@ _MEANINGS: dict[str, tuple[type[LockError], str]] = {
     "stale": (StartAgain, STALE),
     "new table": (StartAgain, _NEW_TABLE),
     "locked": (StartAgain, _LOCKED),
+    "ended": (StartAgain, _ENDED),
+    "denied": (ConfigurationError, _DENIED),
     "no table": (ConfigurationError, "a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine)"),
     "pool": (BackendUnavailable, _POOL),
     "aborted": (ConfigurationError, "{label} has aborted this transaction after an earlier error: roll it back first"),
@@ -258,6 +268,8 @@ def data_error(error: BaseException, source: Connection | Engine | None, *, name
             kind = "aborted"
         elif isinstance(error, exc.DBAPIError) and error.connection_invalidated:
             kind = "lost"
+        elif kind == "timeout" and isinstance(error, exc.DBAPIError) and error.statement:  # or it could not connect
+            kind = "ended"
     make, message = _MEANINGS.get(kind, (BackendUnavailable, "{label} gave no usable answer"))
     what = repr(name) if name else "what this one needs"
     return make(f"{message.format(label=label, what=what, name=name)} ({text})", name=name, backend=label)
@@ -304,5 +316,5 @@ def with_value(statement: S, column: Any, value: object) -> S:  # noqa: ANN401 -
 
 def no_column(table: object, name: object, *, option: str) -> ConfigurationError:
     """Make the error for a table without the column for its version or token."""
-    message = f"{table} has no column {name!r}: add an integer column of that name, or give another one with {option}="
+    message = f"{table} has no column {name!r}: add a BIGINT column of that name, or give another one with {option}="
     return ConfigurationError(message)

@@ -60,6 +60,9 @@ class FenceMixin:
 
     For a table that exists already: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``. If readers of a
     read/write lock guard the rows, too, add a column ``read_fence`` of the same kind; both are compared then.
+
+    A DELETE removes the token with its row: insert a row that may have existed before with ``fence=lease.token``, or
+    guard it by a scope.
     """
 
     fence: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0", nullable=False)
@@ -139,10 +142,12 @@ class AsyncSqlGuard:
     ) -> int:
         """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
         column = column_of(statement, fence, FENCE, option="fence")
+        if statement.exported_columns:
+            raise ConfigurationError("execute() returns a count: leave out returning()")
         guarded = fenced(statement, token, fence=fence)
 
         def work(executor: Session | sa.Connection, connection: sa.Connection) -> int:
-            name, rows = str(statement.table), _marks_of(statement, column).with_for_update()
+            name, rows = str(statement.table), _marks_of(statement, column, connection).with_for_update()
             try:
                 found = _refuse_any(executor.execute(rows), token, name, connection)
                 result: Any = executor.execute(guarded)
@@ -199,10 +204,11 @@ class AsyncSqlGuard:
             if state.modified:
                 message = f"{name} has unsaved changes: accept the token first, then read the object and change it"
                 raise ConfigurationError(message, name=name)
+            marks = _marks_of(statement, column, connection)
             with translating(connection, name):
                 result: Any = connection.execute(guarded)
                 if result.rowcount == 0:
-                    rows = connection.execute(_marks_of(statement, column))
+                    rows = connection.execute(marks)
                     if not _refuse_any(rows, token, name, connection, shared=shared):
                         raise StaleDataError(f"the row of {name} is gone")
                 # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
@@ -275,7 +281,7 @@ class SqlGuard:
         Run an UPDATE or DELETE, unless the token is stale for any of its rows.
 
         The guard first locks the rows and reads their tokens. For a single row that you know to exist, `fenced` is
-        cheaper.
+        cheaper. A DELETE removes the tokens with the rows: see `FenceMixin`.
 
         Args:
             statement: Of one table with a column for the token, with its values. See `fenced`.
@@ -372,10 +378,23 @@ def _mapped_column(state: InstanceState[Any], name: str) -> sa.Column[Any]:
     return column
 
 
-def _marks_of(statement: sa.Update | sa.Delete, column: Any) -> sa.Select[Any]:  # noqa: ANN401 - a column, mapped or not
-    """Read the marks of the rows that a statement changes."""
+def _marks_of(
+    statement: sa.Update | sa.Delete,
+    column: Any,  # noqa: ANN401 - a column, mapped or not
+    connection: sa.Connection,
+) -> sa.Select[Any]:
+    """Read the marks of the rows that a statement changes, by the ORM's criteria, too (inheritance, options)."""
     read = _read_column(statement)
-    marks = sa.select(column, sa.literal(0) if read is None else read)
+    for mark in (column,) if read is None else (column, read):
+        kind = mark.type.dialect_impl(connection.dialect)
+        # An INTEGER of SQLite has 64 bits; MariaDB may store the largest number that fits, and admit all holders then.
+        if isinstance(kind, sa.Integer) and not isinstance(kind, sa.BigInteger) and connection.dialect.name != "sqlite":
+            message = (
+                f"{mark} is too small for tokens: make it a BIGINT column, and declare it as sqlalchemy.BigInteger"
+            )
+            raise ConfigurationError(message, backend=label_of(connection))
+    marks = sa.select(column, sa.literal(0) if read is None else read).select_from(statement.table)
+    marks = marks.options(*statement._with_options)  # noqa: SLF001 - no public name
     return marks if statement.whereclause is None else marks.where(statement.whereclause)
 
 

@@ -119,16 +119,24 @@ class TransactionRetry(OptimisticUpdate):
         async with AsyncExitStack() as stack:
             if isinstance(source, AsyncEngine):
                 executor: Any = await self._first(stack.enter_async_context(source.connect()))
-                await executor.run_sync(refuse_autocommit)
+                await executor.run_sync(self.begin)
             elif isinstance(source, sa.Engine):
-                executor = refuse_autocommit(stack.enter_context(source.connect()))
+                executor = self.begin(stack.enter_context(source.connect()))
             else:
                 made: Any = source()
                 asyncio = isinstance(made, AsyncSession)
                 executor = await stack.enter_async_context(made) if asyncio else stack.enter_context(made)
                 session = made.sync_session if asyncio else made
-                sa.event.listen(session, "after_begin", lambda _, __, connection: refuse_autocommit(connection))
+                sa.event.listen(session, "after_begin", lambda _, __, connection: self.begin(connection))
             yield executor
+
+    @staticmethod
+    def begin(connection: sa.Connection) -> sa.Connection:
+        """Refuse autocommit. On SQLite send BEGIN: its driver does so only before the first write, after the reads."""
+        driver: Any = refuse_autocommit(connection).connection.driver_connection
+        if connection.dialect.name == "sqlite" and not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN")
+        return connection
 
 
 class RowUpdate(TransactionRetry):
@@ -137,6 +145,7 @@ class RowUpdate(TransactionRetry):
     missed = "changed"
     values = (Mapping,)
     values_named = "a mapping of columns to their new values"
+    begin = staticmethod(refuse_autocommit)  # the version protects the row, so others may write while `fn` runs
 
     def __init__(
         self, runtime: Runtime, source: object, fn: object, *, table: object, key: object, version: object

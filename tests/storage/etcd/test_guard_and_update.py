@@ -64,6 +64,17 @@ class TestGuard:
             assert guard.delete("data/1", lease=lease)
             assert not guard.delete("data/1", lease=lease)
 
+    def test_key_that_is_put_outlives_the_etcd_lease_that_it_had(self, server: EtcdServer, client: Client) -> None:
+        """A put that names no lease detaches it."""
+        lease = int(server.call("/v3/lease/grant", TTL=600)["ID"])
+        server.call("/v3/kv/put", key="bGVhc2Vk", value="YQ==", lease=str(lease))
+
+        with client.lock("g1", ttl=TTL) as held:
+            fencing.EtcdGuard(client).put("leased", "b", lease=held)
+
+        server.call("/v3/lease/revoke", ID=str(lease))
+        assert value_at(client, "leased") == b"b"
+
     def test_holder_that_was_replaced_is_refused(self, client: Client) -> None:
         """It does not know yet that it lost the lock; the error names the next holder's token."""
         guard = fencing.EtcdGuard(client)

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from lockkit.storage.sql.client import kind_of
+from lockkit.errors import BackendUnavailable
+from lockkit.storage.sql.client import data_error, kind_of
 
 
 def said(*arguments: object, **attributes: str | int) -> Exception:
@@ -45,3 +46,10 @@ def test_error_of_any_driver_is_known(error: Exception, kind: str) -> None:
     """By what the driver's own error has, however SQLAlchemy wraps it."""
     assert kind_of(error) == kind
     assert kind_of(OperationalError("SELECT 1", {}, error)) == kind
+
+
+def test_connection_that_cannot_be_made_in_time_is_an_outage() -> None:
+    """It has no statement that the server ended."""
+    error = OperationalError(None, None, said(2003, "Can't connect to MySQL server on 'db' (timed out)"))
+
+    assert isinstance(data_error(error, None), BackendUnavailable)

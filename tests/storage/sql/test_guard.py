@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -33,6 +34,15 @@ class Seat(FenceMixin, Model):
 
     name: orm.Mapped[str] = orm.mapped_column(sa.String(20), primary_key=True)
     customer: orm.Mapped[str | None] = orm.mapped_column(sa.String(20))
+    kind: orm.Mapped[str] = orm.mapped_column(sa.String(20))
+
+    __mapper_args__ = {"polymorphic_on": kind, "polymorphic_identity": "seat"}  # noqa: RUF012 - as SQLAlchemy wants it
+
+
+class Window(Seat):
+    """A class that the ORM finds by a criterion, in the same table."""
+
+    __mapper_args__ = {"polymorphic_identity": "window"}  # noqa: RUF012 - as SQLAlchemy wants it
 
 
 class Price(FenceMixin, Model):
@@ -66,7 +76,7 @@ def base(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Base:
             metadata.drop_all(engine)
             metadata.create_all(engine)
         with orm.Session(engine) as session, session.begin():
-            session.add_all([Seat(name="12A"), Seat(name="12B"), Plain(name="x"), Price(name="tea")])
+            session.add_all([Seat(name="12A"), Window(name="12B"), Plain(name="x"), Price(name="tea")])
             session.execute(sa.insert(OLD).values(name="x"))
     base.rows("DROP TABLE IF EXISTS lockkit_fences")
     return base
@@ -137,6 +147,33 @@ def test_one_stale_row_refuses_all(guard: Any, base: Base) -> None:  # noqa: ANN
     assert customers(base) == {"12A": (None, 0), "12B": ("Ben", 9)}
 
 
+def test_row_that_is_inserted_again_with_a_token_refuses_older_holders(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """A DELETE removes the token with the row, so the INSERT must set it."""
+    guard(lambda guard: guard.execute(sa.delete(Seat), token=42))
+    with base.engine() as engine, orm.Session(engine) as session, session.begin():
+        session.add_all([Seat(name="12A", fence=42), Seat(name="12B")])
+
+    with pytest.raises(lockkit.StaleToken):
+        guard(lambda guard: guard.execute(book("12A", "late"), token=41))
+    assert guard(lambda guard: guard.execute(book("12B", "late"), token=41)) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        sa.update(Window).values(customer="Ada"),
+        sa.update(Seat).options(orm.with_loader_criteria(Seat, Seat.name == "12B")).values(customer="Ada"),
+    ],
+    ids=["inheritance", "options"],
+)
+def test_rows_that_the_orm_leaves_out_are_not_compared(guard: Any, base: Base, statement: sa.Update) -> None:  # noqa: ANN401 - a fixture
+    """By its own criteria, which are not in the statement's WHERE."""
+    guard(lambda guard: guard.execute(book("12A", "Ben"), token=9))
+
+    assert guard(lambda guard: guard.execute(statement, token=5)) == 1
+    assert customers(base) == {"12A": ("Ben", 9), "12B": ("Ada", 5)}
+
+
 def test_column_of_another_name_that_may_be_null(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
     """NULL is no token; the largest one fits."""
     statement = sa.update(OLD).where(OLD.c.name == "x").values(name="x")
@@ -146,6 +183,25 @@ def test_column_of_another_name_that_may_be_null(guard: Any, base: Base) -> None
     with pytest.raises(lockkit.StaleToken):
         guard(lambda guard: guard.execute(statement, token=TOKEN_MAX - 1, fence=OLD.c.seen))
     assert base.rows("SELECT seen FROM old") == [(TOKEN_MAX,)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "fits"),
+    [
+        (sa.Integer(), False),
+        (sa.SmallInteger(), False),
+        (sa.BigInteger().with_variant(sa.Integer(), "sqlite"), True),
+        (None, True),
+    ],
+    ids=str,
+)
+def test_column_that_is_too_small_for_tokens_is_refused(base: Base, declared: Any, fits: bool) -> None:  # noqa: ANN401, FBT001 - a type of SQLAlchemy's
+    """MariaDB may store the largest number that fits, and would then admit all holders; SQLite's INTEGER is wide."""
+    table = sa.table("old", sa.column("name"), sa.column("seen", declared))
+    with base.engine() as engine, engine.begin() as connection:
+        refused = pytest.raises(lockkit.ConfigurationError, match=r"seen is too small for tokens: make it a BIGINT col")
+        with nullcontext() if fits or base.kind == "sqlite" else refused:
+            SqlGuard(connection).execute(sa.update(table).values(name="x"), token=TOKEN_MAX, fence=table.c.seen)
 
 
 def test_condition_alone_for_core_and_orm(base: Base) -> None:
@@ -337,9 +393,13 @@ def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa
         (lambda guard: guard.accept("", token=1), "scope"),
         (lambda guard: guard.accept(None, token=1), "scope must be a str"),
         (lambda guard: guard.execute(book("12A", "Ada"), token="5"), "fencing token, not '5'"),  # noqa: S106 - a number
-        (lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1), "plain has no column 'fence'"),
+        (
+            lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1),
+            "plain has no column 'fence': add a BIGINT",
+        ),
         (lambda guard: guard.execute(sa.select(Seat), token=1), "an UPDATE or a DELETE"),
         (lambda guard: guard.execute("UPDATE seat", token=1), "an UPDATE or a DELETE"),
+        (lambda guard: guard.execute(book("12A", "Ada").returning(Seat), token=1), r"leave out returning\(\)"),
     ],
 )
 def test_bad_input_is_named(bases: dict[str, Base], ask: Callable[[SqlGuard], Any], message: str) -> None:

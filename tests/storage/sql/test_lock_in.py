@@ -209,6 +209,15 @@ def test_rollback_to_a_savepoint_ends_what_was_locked_since(base: Base, engine: 
         assert taken(engine, "inner")
 
 
+def test_lock_outlives_a_savepoint_that_begins_after_it(engine: sa.Engine) -> None:
+    """On SQLite the lock makes the driver send BEGIN; one that is taken in the first savepoint ends with it."""
+    with engine.begin() as connection:
+        lock_in(connection, "x")
+        with connection.begin_nested():
+            pass
+        assert taken(engine, "x", SHORT)
+
+
 def test_autocommit_is_refused(base: Base) -> None:
     """A lock would end with its own statement; nothing is locked."""
     with (
@@ -224,7 +233,7 @@ def test_autocommit_is_refused(base: Base) -> None:
 
 
 def test_sqlite_with_begin_sent_by_the_application(bases: dict[str, Base]) -> None:
-    """SQLAlchemy's recipe: the driver in autocommit, BEGIN by an event."""
+    """SQLAlchemy's recipe: the driver in autocommit, BEGIN by an event. Then a lock outlives its savepoint, too."""
     with bases["sqlite"].engine() as engine:
 
         def connected(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's
@@ -236,7 +245,8 @@ def test_sqlite_with_begin_sent_by_the_application(bases: dict[str, Base]) -> No
         sa.event.listen(engine, "connect", connected)
         sa.event.listen(engine, "begin", begun)
         with engine.begin() as connection:
-            lock_in(connection, "x")
+            with connection.begin_nested():
+                lock_in(connection, "x")
             assert taken(engine, "x", SHORT)
         assert not taken(engine, "x")
 
@@ -553,9 +563,16 @@ def test_missing_right_and_read_only_are_configuration_errors(bases: dict[str, B
     with (
         reader.engine() as engine,
         engine.connect() as connection,
-        pytest.raises(lockkit.ConfigurationError, match="denies this user a right"),
+        pytest.raises(lockkit.ConfigurationError, match="denies this user a right: SELECT, INSERT, UPDATE and DELETE"),
     ):
         lock_in(connection, "x", table="lockkit_tx_rights")
+    base.rows("GRANT SELECT, INSERT, UPDATE ON lockkit_tx_rights TO reader")
+    with reader.engine() as engine, engine.connect() as connection:
+        with pytest.raises(lockkit.ConfigurationError, match=r"also UPDATE on the sequence .* lockkit_tx_rights_token"):
+            lock_in(connection, "x", table="lockkit_tx_rights")
+        connection.rollback()
+        base.rows("GRANT UPDATE ON SEQUENCE lockkit_tx_rights_token TO reader")
+        assert lock_in(connection, "x", table="lockkit_tx_rights").token > 0
     with base.engine() as engine, engine.connect() as connection:
         connection.execute(sa.text("SET TRANSACTION READ ONLY"))
         with pytest.raises(lockkit.ConfigurationError, match="read-only"):
@@ -574,15 +591,21 @@ def test_password_is_in_no_error(bases: dict[str, Base]) -> None:
     assert "s3cret" not in f"{caught.value} {caught.value.backend} {caught.value.__cause__}"
 
 
-def test_limit_of_the_connection_ends_a_transaction_of_postgresql(bases: dict[str, Base]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("postgresql", {"options": "-c lock_timeout=50ms"}, "own limit: roll back and run the transaction again"),
+        ("postgresql", {"options": "-c statement_timeout=500ms"}, "roll back and run the .* raise statement_timeout"),
+        ("mariadb", {"init_command": "SET max_statement_time=0.5"}, "roll back and run the .* or max_statement_time"),
+    ],
+)
+def test_limit_of_the_connection_ends_a_transaction(
+    bases: dict[str, Base], kind: str, arguments: dict[str, Any], message: str
+) -> None:
     """The message says so, and `transact` runs the work again."""
-    engine_options = {"connect_args": {"options": "-c lock_timeout=50ms"}}
-    with bases["postgresql"].engine(**engine_options) as engine, engine.connect() as holder:
+    with bases[kind].engine(connect_args=arguments) as engine, engine.connect() as holder:
         lock_in(holder, "limited")
-        with (
-            engine.connect() as waiter,
-            pytest.raises(lockkit.LockTimeout, match="own limit: roll back and run the transaction again"),
-        ):
+        with engine.connect() as waiter, pytest.raises(lockkit.LockTimeout, match=message):
             lock_in(waiter, "limited")
         tries: list[int] = []
 

@@ -176,6 +176,34 @@ def test_deadlock_is_tried_again(bases: dict[str, Base], kind: str) -> None:
     assert asked == 3
 
 
+@pytest.mark.parametrize("source", ["engine", "sessionmaker", "asyncio"])
+def test_two_that_read_the_same_number_on_sqlite_both_add_to_it(bases: dict[str, Base], source: str) -> None:
+    """The read belongs to the transaction, although the driver begins one only before the first write."""
+    base = prepared(bases["sqlite"])
+    meeting = threading.Barrier(2)
+
+    def add_one() -> None:
+        tried = 0
+
+        def add(executor: Any) -> None:  # noqa: ANN401 - a session or connection
+            nonlocal tried
+            tried += 1
+            found = executor.execute(sa.text("SELECT stock FROM product")).scalar_one()
+            if tried == 1:
+                meeting.wait(PATIENCE)
+            executor.execute(sa.text("UPDATE product SET stock = :stock"), {"stock": found + 1})
+
+        if source == "asyncio":
+            base.aio(lambda engine: transact_async(engine, lambda connection: connection.run_sync(add)))
+        else:
+            with base.engine() as engine:
+                transact(engine if source == "engine" else orm.sessionmaker(engine), add)
+
+    for done in [beside(add_one), beside(add_one)]:
+        done.result(PATIENCE)
+    assert stock(base)[0] == 12
+
+
 def test_exception_of_the_function_rolls_back(base: Base) -> None:
     """It comes as it is, and so does what the database says to the application's statement."""
 

@@ -59,10 +59,11 @@ class Run(OnBackend):
     lock when COMMAND and the processes that it started have ended: those of its process group, and those that inherited
     its descriptors. Put -- before COMMAND, so that lockkit does not read its options.
 
-    If the lease is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to the whole process
-    group, and SIGKILL after --signal-grace. Both happen before the deadline, when another client may get the lock. If
-    lockkit itself is killed or stopped, a guard process kills the group instead. Only storage that checks LOCKKIT_TOKEN
-    protects you from processes that have left the process group (daemons) and from a machine that is paused as a whole.
+    If the lease is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to all of these
+    processes (on macOS, to the process group), and SIGKILL after --signal-grace. Both happen before the deadline, when
+    another client may get the lock. If lockkit itself is killed or stopped, a guard process kills them instead. Only
+    storage that checks LOCKKIT_TOKEN protects you from daemons, which close the descriptors, and from a machine that is
+    paused as a whole.
 
     COMMAND's environment has these variables:
 

@@ -104,8 +104,8 @@ class Supervisor:
 
     def __init__(self, argv: Sequence[str], *, kill_after: Seconds, wait_children: bool) -> None:
         """Fork the command and its guard. Call it while this process has one thread."""
-        self._command = Command(argv, wait_children=wait_children)
-        self._guard = Guard(self._command.group)
+        self._command = Command(argv)
+        self._guard = Guard(self._command)
         self.signals = Signals()
         self._kill_after = kill_after
         self._wait_children = wait_children
@@ -186,8 +186,6 @@ class Supervisor:
         tell_at = monotonic() + _TELL_AFTER
         while not self._lost and not self._command.gone():
             reap_orphans(self._guard.pid)
-            if self._command.group_gone():
-                self._guard.dismiss()  # the group's id may pass to processes that are none of ours
             now = monotonic()
             if self._killed and now > self._kill_at + _GONE_WITHIN:
                 say(f"{self._rest()} did not end: they go on without the lock")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from contextlib import suppress
 from datetime import UTC, date, datetime, tzinfo
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -14,7 +15,7 @@ from lockkit.cli.app import JSON, OnBackend, argument, command, flag
 from lockkit.cli.holders import Held, local_time, print_holders
 from lockkit.cli.output import answer, connected, say
 from lockkit.cli.status import Status
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
 from lockkit.primitives.once import Attempt, OnceDone, OnceRunning
 from lockkit.primitives.once import Once as Described
 from lockkit.runtime import drive
@@ -125,6 +126,13 @@ class Record:
             return False
         drive(attempt.write(json.dumps({"done": 0, "attempts": made + 1}), self._keep))
         return True
+
+    def uncount_attempt(self) -> None:
+        """Take it back: the command could not be executed."""
+        assert self._attempt is not None, "begin() comes first"
+        if self._options.attempts is not None:
+            with suppress(LockError):  # then it counts
+                drive(self._attempt.write(self._attempt.note or '{"done":0}', self._keep))
 
     def complete(self) -> int:
         """Note that the command has succeeded; gives the exit status."""

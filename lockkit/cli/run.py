@@ -140,7 +140,9 @@ class Run(OnBackend):
         records_attempts = self.attempts is not None or self.on_done is not OnDone.SKIP
         if self.once_per is None and (self.tz is not None or (self.once is None and records_attempts)):
             raise typer.BadParameter("--tz needs --once-per; --attempts and --on-done need --once-per or --once")
-        supervisor = Supervisor(self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children)
+        supervisor = Supervisor(
+            self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children, stall=self.stall
+        )
         return _serve(self, supervisor, lambda client: _LockedRun(self, supervisor, client).run())
 
 
@@ -187,7 +189,9 @@ class Elect(OnBackend):
 
     def run(self) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # see `_campaign_again`
-        supervisor = Supervisor(self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children)
+        supervisor = Supervisor(
+            self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children, stall=self.stall
+        )
         status = _serve(self, supervisor, lambda client: self._serve_term(supervisor, client))
         return _campaign_again(supervisor) if status is None else status
 
@@ -197,7 +201,7 @@ class Elect(OnBackend):
         term = wait_in_thread(election.campaign, supervisor.signals)
         term.on_lost(lambda *_: supervisor.signals.post())
         # The supervisor sends SIGTERM its own grace and a margin before the deadline, and SIGKILL at the margin.
-        status = supervisor.run(term, max(0.0, term.grace - margin(term.ttl)), stall=self.stall)
+        status = supervisor.run(term, max(0.0, term.grace - margin(term.ttl)))
         if status is not None and not release(term):
             # What the command did last was not protected.
             say(f"term {term.token} of election {term.name!r} was lost before the command ended by itself")
@@ -335,7 +339,12 @@ class _LockedRun:
             lease.extend()  # the grant took long: without this the command might be ended before the first renewal
         record = self._record
         more = {} if record is None else {"LOCKKIT_ONCE": record.key}
-        status = self._supervisor.run(lease, grace, more, stall=self._options.stall)
+        try:
+            status = self._supervisor.run(lease, grace, more)
+        except CannotExecute:
+            if record is not None:
+                record.uncount_attempt()
+            raise
         if status is None:
             return Status.LOST
         if record is not None and status == Status.OK:

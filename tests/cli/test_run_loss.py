@@ -21,7 +21,8 @@ MANNERS = ["meek", "apart"] if sys.platform == "linux" else ["meek"]  # elsewher
 GRACE = 0.5
 """A process that stands still for longer cannot be ended in time, seconds."""
 
-# A command with a child, which leaves its session if that is wanted. Each writes its id once, and the time (the clock of deadlines) again and again.
+# A command with a child, which may leave the session. Each writes its id once, and the time (the clock of deadlines)
+# again and again.
 PULSE = """
 import os, pathlib, signal, sys, time
 if sys.argv[1] == "stubborn":

@@ -61,7 +61,7 @@ def test_only_status_0_counts(cli: Cli) -> None:
 
 
 def test_attempts_are_counted_before_the_start(cli: Cli) -> None:
-    """After the last one nothing is started."""
+    """After the last one nothing is started; a command that is not found does not count."""
     for _ in range(2):
         assert cli.run("run", "a", "--once", "k", "--attempts", "2", "--", "sh", "-c", "exit 3").returncode == 3
 
@@ -69,6 +69,7 @@ def test_attempts_are_counted_before_the_start(cli: Cli) -> None:
 
     assert (used_up.returncode, used_up.stdout) == (76, "")
     assert "no attempt at 'a@k' is left (--attempts 2)" in used_up.stderr
+    assert cli.run("run", "a", "--once", "k", "--attempts", "3", "--", "./no-such-program").returncode == 127
     assert cli.run("run", "a", "--once", "k", "--attempts", "3", *RAN).stdout == "ran a@k\n"
 
 

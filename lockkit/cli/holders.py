@@ -18,7 +18,7 @@ from rich.text import Text
 
 from lockkit import validation
 from lockkit.backend import Holder
-from lockkit.cli.app import JSON, NAME, OnBackend, argument, command, complete, flag, option, time
+from lockkit.cli.app import JSON, NAME, OnBackend, argument, command, complete, flag, no_url, option, time
 from lockkit.cli.output import answer, connected, in_options, print_json, say
 from lockkit.cli.status import Status
 from lockkit.engine.lookup import SPACE_OF, Kind
@@ -128,7 +128,11 @@ class List(OnBackend):
     """
 
     prefix: str = argument(
-        "", "PREFIX", "List only names that begin with PREFIX, which has no wildcards.", autocompletion=complete
+        "",
+        "PREFIX",
+        "List only names that begin with PREFIX, which has no wildcards.",
+        callback=no_url,
+        autocompletion=complete,
     )
     as_json: bool = JSON
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from lockkit import validation
-from lockkit.cli.app import JSON, OnBackend, argument, command, flag
+from lockkit.cli.app import JSON, OnBackend, argument, command, flag, no_url
 from lockkit.cli.holders import Held, local_time, print_holders
 from lockkit.cli.output import answer, connected, say
 from lockkit.cli.status import Status
@@ -42,7 +42,7 @@ class Once(OnBackend):
     under way, which --forget leaves alone; 78 if the backend keeps no such records.
     """
 
-    key: str = argument(..., "KEY", "The key of once(); of lockkit run --once, NAME@KEY.")
+    key: str = argument(..., "KEY", "The key of once(); of lockkit run --once, NAME@KEY.", callback=no_url)
     forget: bool = flag("Forget that KEY is done, so that the next run does it again.", "--forget")
     as_json: bool = JSON
 

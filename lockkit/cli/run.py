@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import typer
 
-from lockkit.cli.app import METADATA, NAME, TTL, OnBackend, argument, command, flag, option, seconds, time
+from lockkit.cli.app import METADATA, NAME, TTL, OnBackend, argument, command, flag, no_url, option, seconds, time
 from lockkit.cli.holders import describe, local_time
 from lockkit.cli.once import Record
 from lockkit.cli.output import connected, say, settings_told
@@ -125,7 +125,9 @@ class Run(OnBackend):
     tz: str | None = option(
         None, "Time zone of the slots, such as Europe/Berlin. Default: UTC.", "--tz", metavar="ZONE"
     )
-    once: str | None = option(None, "Run COMMAND only if no run has succeeded yet for this KEY.", metavar="KEY")
+    once: str | None = option(
+        None, "Run COMMAND only if no run has succeeded yet for this KEY.", metavar="KEY", callback=no_url
+    )
     attempts: int | None = option(
         None, "Start COMMAND at most N times for a slot or KEY, then end with status 76.", min=1, metavar="N"
     )
@@ -170,7 +172,7 @@ class Elect(OnBackend):
     128 + n        signal n ended COMMAND, or the campaign
     """
 
-    name: str = argument(..., "NAME", "Name of the election.")
+    name: str = argument(..., "NAME", "Name of the election.", callback=no_url)
     command: list[str] = COMMAND
     ttl: float | None = time(
         None,

@@ -86,6 +86,9 @@ class Command:
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
         self.kept, kept_write = os.pipe()  # which its processes pass on; -1 once the last of them has ended
+        with suppress(OSError):
+            if b"\0LC_CTYPE=" not in b"\0" + (PROC / "self" / "environ").read_bytes():
+                os.environ.pop("LC_CTYPE", None)  # which Python has set (PEP 538), as under cron: grep heeds it
         parent = os.getpid()
         self.spared = {parent}  # lockkit's own processes: they have that pipe too
         sys.stdout.flush()

@@ -250,7 +250,7 @@ def _held_as(client: Client, name: str) -> str | None:
         slots = ", ".join(str(holder.slot) for holder in permits)
         return f"a semaphore, of which permits are held ({slots}): give --permit N to free one"
     if holders_of(client, name, "once"):
-        return "a key of once whose run is under way: that ends when its process does"
+        return "a key of once whose run is under way: that ends when its process does, after a kill when its ttl ends"
     return None
 
 

@@ -99,14 +99,14 @@ class Record:
         if once == "":
             raise ConfigurationError("--once must name what is done once")
 
-    def begin(self) -> bool:
-        """Look at the record, under the lock of the command. May wait until a run that crashed counts as ended."""
+    def begin(self, timeout: Seconds | None) -> bool:
+        """Look at the record, under the lock of the command. Waits until a run that crashed counts as ended."""
         what, ttl = self._options.once, self._options.ttl
         if what is None:
             what = slot(drive(self._engine.notes.clock()), self._period, self._zone)
         self.key = f"{self._name}@{what}"
         described = Described.described(
-            self._engine, self.key, keep=self._keep, ttl=ttl, timeout=None, match=None, store_errors=()
+            self._engine, self.key, keep=self._keep, ttl=ttl, timeout=timeout, match=None, store_errors=()
         )
         self._attempt = drive(described.begin())
         if not self._attempt.first:

@@ -264,10 +264,11 @@ class _LockedRun:
         self._options = options
         self._supervisor = supervisor
         self._client = client
+        self._timeout = 0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout
         self._lock = client.lock(
             options.name,
             ttl=options.ttl,
-            timeout=0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout,
+            timeout=self._timeout,
             metadata=options.metadata,
             stall=options.stall,
             on_lost=lambda *_: supervisor.signals.post(),
@@ -280,18 +281,22 @@ class _LockedRun:
 
     def run(self) -> int:
         """Acquire, run the command, release; gives the exit status."""
-        options, record = self._options, self._record
+        options, record, began = self._options, self._record, monotonic()
         try:
             lease = self._acquire()
         except LockTimeout:
-            skips = options.on_busy is OnBusy.SKIP
-            if not (skips and options.quiet):
-                say(f"lock {self._lock.name!r} is busy{self._holder()}: the command did not run")
-            return Status.OK if skips else Status.BUSY
+            return self._busy(f"lock {self._lock.name!r} is busy{self._holder()}")
         if record is None:
             return self._run_under(lease)
+        left = None if self._timeout is None else max(0.0, began + self._timeout - monotonic())
         try:
-            if not wait_in_thread(record.begin, self._supervisor.signals):
+            try:
+                first = wait_in_thread(lambda: record.begin(left), self._supervisor.signals)
+            except LockTimeout:
+                release(lease)
+                what = f"an earlier run of {record.key!r} has not ended, or was killed less than its ttl ago"
+                return self._busy(what)
+            if not first:
                 skips = options.on_done is OnDone.SKIP
                 if not (skips and options.quiet):
                     say(f"{record.key!r} was done already{record.since}: the command did not run")
@@ -305,6 +310,12 @@ class _LockedRun:
             return status
         finally:
             record.leave()
+
+    def _busy(self, why: str) -> Status:
+        skips = self._options.on_busy is OnBusy.SKIP
+        if not (skips and self._options.quiet):
+            say(f"{why}: the command did not run")
+        return Status.OK if skips else Status.BUSY
 
     def _acquire(self) -> Lease:
         """Acquire; on a terminal, say after a second for whom this waits. In a thread: the holder may take time too."""
@@ -349,11 +360,10 @@ class _LockedRun:
             raise
         if status is None:
             return Status.LOST
-        if record is not None and status == Status.OK:
-            status = record.complete()
+        noted = record.complete() if record is not None and status == Status.OK else status
         self._hold_on(lease, held_until)
         if release(lease):
-            return status
+            return noted
         ended = f"the command had already ended, with status {status}"
         say(f"lock {lease.name!r} (token {lease.token}) was lost before it was released; {ended}")
         return Status.LOST

@@ -137,11 +137,15 @@ class Command:
                 self._group_ended = True
             except PermissionError:
                 allowed = False
-        if signum in {signal.SIGTERM, signal.SIGKILL} and self.passed_on():
-            for process in self.processes():
-                if process.group != self.group:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(process.pid, signum)
+        reached: set[int] = set()
+        while signum in {signal.SIGTERM, signal.SIGKILL} and self.passed_on():
+            new = {process.pid for process in self.processes() if process.group != self.group} - reached
+            for pid in new:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+            reached |= new
+            if not new or signum == signal.SIGTERM:
+                break  # else again: those that were killed may have forked after the list was made
         return allowed
 
     def gone(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockkit.cli import processes
-from lockkit.cli.processes import Command, Guard
+from lockkit.cli.processes import Command, Guard, Process
 from lockkit.runtime import monotonic
 from tests.cli.support import PATIENCE
 from tests.tries import until
@@ -76,6 +76,19 @@ def test_guard_closes_what_is_open_and_no_more(command: Command, monkeypatch: py
     finally:
         guard.dismiss()
         os.close(read)
+
+
+def test_kill_reaches_what_was_forked_meanwhile(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process outside the group may fork after the list was made, before its end; each is killed once."""
+    killed: list[int] = []
+    found = iter([[1], [1, 2], [1, 2]])
+    monkeypatch.setattr(command, "passed_on", lambda: True)
+    monkeypatch.setattr(command, "processes", lambda: [Process(pid, "sh", 0) for pid in next(found)])
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+
+    command.signal(signal.SIGKILL)
+
+    assert killed == [1, 2]
 
 
 def test_supervisor_does_without_proc(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,13 @@ def seconds(value: float | None) -> float | None:
         raise typer.BadParameter(f"{error}, not {value:g}") from error
 
 
+def no_url(value: str | None) -> str | None:
+    """Refuse a URL with a password where a name or key belongs, which is shown to everybody; for `argument`."""
+    if value is not None and re.match(r"[\w+.-]+://[^/]*(:.*)?@", value, re.DOTALL):
+        raise typer.BadParameter("this looks like a URL: give it with --url")
+    return value
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -281,4 +288,4 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     return complete_name(incomplete, ctx.params.get("url"), ctx.params.get("profile"))
 
 
-NAME = argument(..., "NAME", "Name of the lock.", autocompletion=complete)
+NAME = argument(..., "NAME", "Name of the lock.", callback=no_url, autocompletion=complete)

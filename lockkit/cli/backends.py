@@ -22,7 +22,7 @@ from rich.text import Text
 import lockkit
 from lockkit import doctor
 from lockkit.backend import Capabilities
-from lockkit.cli.app import JSON, PROFILE, URL_ARGUMENT, OnBackend, argument, command, flag, option, time
+from lockkit.cli.app import JSON, PROFILE, URL_ARGUMENT, OnBackend, argument, command, flag, no_url, option, time
 from lockkit.cli.holders import print_table
 from lockkit.cli.output import answer, connected, print_json, settings_told
 from lockkit.cli.status import Status
@@ -132,7 +132,7 @@ class Limit(OnBackend):
     semaphores.
     """
 
-    name: str = argument(..., "NAME", "Name of the semaphore.")
+    name: str = argument(..., "NAME", "Name of the semaphore.", callback=no_url)
     cap: str | None = argument(
         None,
         "N|none",

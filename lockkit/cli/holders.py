@@ -18,7 +18,7 @@ from rich.text import Text
 
 from lockkit import validation
 from lockkit.backend import Holder
-from lockkit.cli.app import JSON, NAME, OnBackend, argument, command, complete, flag, option, time
+from lockkit.cli.app import JSON, NAME, OnBackend, argument, command, complete, flag, no_url, option, time
 from lockkit.cli.output import answer, connected, in_options, print_json, say
 from lockkit.cli.status import Status
 from lockkit.engine.lookup import SPACE_OF, Kind
@@ -128,7 +128,11 @@ class List(OnBackend):
     """
 
     prefix: str = argument(
-        "", "PREFIX", "List only names that begin with PREFIX, which has no wildcards.", autocompletion=complete
+        "",
+        "PREFIX",
+        "List only names that begin with PREFIX, which has no wildcards.",
+        callback=no_url,
+        autocompletion=complete,
     )
     as_json: bool = JSON
 
@@ -246,7 +250,7 @@ def _held_as(client: Client, name: str) -> str | None:
         slots = ", ".join(str(holder.slot) for holder in permits)
         return f"a semaphore, of which permits are held ({slots}): give --permit N to free one"
     if holders_of(client, name, "once"):
-        return "a key of once whose run is under way: that ends when its process does"
+        return "a key of once whose run is under way: that ends when its process does, after a kill when its ttl ends"
     return None
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from contextlib import suppress
 from datetime import UTC, date, datetime, tzinfo
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from lockkit import validation
-from lockkit.cli.app import JSON, OnBackend, argument, command, flag
+from lockkit.cli.app import JSON, OnBackend, argument, command, flag, no_url
 from lockkit.cli.holders import Held, local_time, print_holders
 from lockkit.cli.output import answer, connected, say
 from lockkit.cli.status import Status
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
 from lockkit.primitives.once import Attempt, OnceDone, OnceRunning
 from lockkit.primitives.once import Once as Described
 from lockkit.runtime import drive
@@ -41,7 +42,7 @@ class Once(OnBackend):
     under way, which --forget leaves alone; 78 if the backend keeps no such records.
     """
 
-    key: str = argument(..., "KEY", "The key of once(); of lockkit run --once, NAME@KEY.")
+    key: str = argument(..., "KEY", "The key of once(); of lockkit run --once, NAME@KEY.", callback=no_url)
     forget: bool = flag("Forget that KEY is done, so that the next run does it again.", "--forget")
     as_json: bool = JSON
 
@@ -98,14 +99,14 @@ class Record:
         if once == "":
             raise ConfigurationError("--once must name what is done once")
 
-    def begin(self) -> bool:
-        """Look at the record, under the lock of the command. May wait until a run that crashed counts as ended."""
+    def begin(self, timeout: Seconds | None) -> bool:
+        """Look at the record, under the lock of the command. Waits until a run that crashed counts as ended."""
         what, ttl = self._options.once, self._options.ttl
         if what is None:
             what = slot(drive(self._engine.notes.clock()), self._period, self._zone)
         self.key = f"{self._name}@{what}"
         described = Described.described(
-            self._engine, self.key, keep=self._keep, ttl=ttl, timeout=None, match=None, store_errors=()
+            self._engine, self.key, keep=self._keep, ttl=ttl, timeout=timeout, match=None, store_errors=()
         )
         self._attempt = drive(described.begin())
         if not self._attempt.first:
@@ -125,6 +126,13 @@ class Record:
             return False
         drive(attempt.write(json.dumps({"done": 0, "attempts": made + 1}), self._keep))
         return True
+
+    def uncount_attempt(self) -> None:
+        """Take it back: the command could not be executed."""
+        assert self._attempt is not None, "begin() comes first"
+        if self._options.attempts is not None:
+            with suppress(LockError):  # then it counts
+                drive(self._attempt.write(self._attempt.note or '{"done":0}', self._keep))
 
     def complete(self) -> int:
         """Note that the command has succeeded; gives the exit status."""

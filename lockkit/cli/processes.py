@@ -12,7 +12,7 @@ read end reports when the last of them has ended, also one that has left the pro
 lock in the same way. A daemon that closes inherited descriptors is not waited for: it means to be on its own.
 
 =============================================  ==========================================================
-``lockkit run`` …                              the guard kills the command's process group …
+``lockkit run`` …                              the guard kills the command's processes …
 =============================================  ==========================================================
 is killed (SIGKILL, out of memory) or crashes  at once: renewal has ended, and on some backends the lock
 is stopped (SIGSTOP, Ctrl-Z), or starved       just before the last deadline that it received
@@ -78,22 +78,26 @@ def _advice(program: str, code: int) -> str:
 class Command:
     """A command, forked and waiting to be started."""
 
-    def __init__(self, argv: Sequence[str], *, wait_children: bool = True) -> None:
-        """Fork. Call it while this process has one thread. Without `wait_children` nothing is passed on."""
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Fork. Call it while this process has one thread."""
         self._argv = list(argv)
         self.status: int | None = None  # once its first process has ended, as a shell has it: its own, or 128 + n
         self._group_ended = False
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
         self.kept, kept_write = os.pipe()  # which its processes pass on; -1 once the last of them has ended
+        with suppress(OSError):
+            if b"\0LC_CTYPE=" not in b"\0" + (PROC / "self" / "environ").read_bytes():
+                os.environ.pop("LC_CTYPE", None)  # which Python has set (PEP 538), as under cron: grep heeds it
         parent = os.getpid()
+        self.spared = {parent}  # lockkit's own processes: they have that pipe too
         sys.stdout.flush()
         sys.stderr.flush()
         self.group = os.fork()  # also the id of its process group
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
-            _become(self._argv, go_read, report_write, kept_write if wait_children else None, parent)
+            _become(self._argv, go_read, report_write, kept_write, parent)
         os.close(go_read)
         os.close(report_write)
         os.close(kept_write)
@@ -130,14 +134,18 @@ class Command:
             try:
                 os.killpg(self.group, signum)
             except ProcessLookupError:
-                self._group_ended = self.status is not None
+                self._group_ended = True
             except PermissionError:
                 allowed = False
-        if signum in {signal.SIGTERM, signal.SIGKILL} and self.passed_on():
-            for process in self.processes():
-                if process.group != self.group:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(process.pid, signum)
+        reached: set[int] = set()
+        while signum in {signal.SIGTERM, signal.SIGKILL} and self.passed_on():
+            new = {process.pid for process in self.processes() if process.group != self.group} - reached
+            for pid in new:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+            reached |= new
+            if not new or signum == signal.SIGTERM:
+                break  # else again: those that were killed may have forked after the list was made
         return allowed
 
     def gone(self) -> bool:
@@ -182,7 +190,7 @@ class Command:
             process
             for process in _living()
             if process.group == self.group
-            or (pipe is not None and process.pid != os.getpid() and _has_open(process.pid, pipe))
+            or (pipe is not None and process.pid not in self.spared and _has_open(process.pid, pipe))
         ]
 
     def discard(self) -> None:
@@ -250,7 +258,7 @@ def _has_open(pid: int, file: str) -> bool:
         return False
 
 
-def _become(argv: list[str], go: int, report: int, kept: int | None, parent: int) -> NoReturn:
+def _become(argv: list[str], go: int, report: int, kept: int, parent: int) -> NoReturn:
     """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
@@ -261,8 +269,7 @@ def _become(argv: list[str], go: int, report: int, kept: int | None, parent: int
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(0)  # it died before that
-        if kept is not None:
-            fcntl.fcntl(kept, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC: what is executed inherits it
+        fcntl.fcntl(kept, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC: what is executed inherits it
         # Python ignores these two, and ignored signals stay so in what is executed; lockkit's others raise.
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
@@ -283,16 +290,17 @@ def _become(argv: list[str], go: int, report: int, kept: int | None, parent: int
 
 
 class Guard:
-    """The guard of one process group. Before the first `tell` it does nothing."""
+    """The guard of one command. Before the first `tell` it does nothing."""
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, command: Command) -> None:
         """Fork. Call it while this process has one thread."""
         self._told = -inf
         control, self._control = os.pipe()
         self._report, report = os.pipe()
         self.pid = os.fork()
+        command.spared.add(self.pid or os.getpid())
         if self.pid == 0:
-            _stand(control, report, group)
+            _stand(control, report, command)
         os.close(control)
         os.close(report)
         os.set_blocking(self._control, False)
@@ -300,7 +308,7 @@ class Guard:
 
     def tell(self, deadline: Instant) -> None:
         """
-        Have the group killed at `deadline` (client monotonic time) or when this process ends, until told otherwise.
+        Have the command killed at `deadline` (client monotonic time) or when this process ends, until told otherwise.
 
         From the first call on; cheap when the deadline has not moved.
         """
@@ -319,7 +327,7 @@ class Guard:
             say("the guard process was killed: if lockkit is stopped or killed too, the command keeps running")
 
     def killed(self) -> bool:
-        """Tell whether it has killed the group, since the last call, because a deadline passed."""
+        """Tell whether it has killed the command, since the last call, because a deadline passed."""
         if self._control < 0:
             return False
         try:
@@ -328,7 +336,7 @@ class Guard:
             return False
 
     def dismiss(self) -> None:
-        """End it without harm to the group. May be called twice."""
+        """End it without harm to the command. May be called twice."""
         if self._control < 0:
             return
         # Killed, not asked: it then ends even if somebody has stopped it.
@@ -339,7 +347,7 @@ class Guard:
         self._control = -1
 
 
-def _stand(control: int, report: int, group: int) -> NoReturn:
+def _stand(control: int, report: int, command: Command) -> NoReturn:
     """Be the guard, in the child."""
     try:
         # Keep nothing but the pipes: no terminal, no files of the caller, no signals meant for lockkit or its command.
@@ -350,7 +358,7 @@ def _stand(control: int, report: int, group: int) -> NoReturn:
         for fd in range(3):
             os.dup2(nowhere, fd)
         start = 3
-        for fd in sorted((control, report)):
+        for fd in sorted((control, report, command.kept)):
             os.closerange(start, fd)
             start = fd + 1
         # In many containers a process may open a billion: without close_range(2), to close each number takes minutes.
@@ -359,19 +367,20 @@ def _stand(control: int, report: int, group: int) -> NoReturn:
         except OSError:
             end = os.sysconf("SC_OPEN_MAX")
         os.closerange(start, end)
-        if _watch(control, report, group):
-            _kill(group)
+        if _watch(control, report, command):
+            command.signal(signal.SIGKILL)
     finally:
         os._exit(0)
 
 
-def _watch(control: int, report: int, group: int) -> bool:
-    """Kill at the deadline; True when lockkit has ended and the group is to go too."""
+def _watch(control: int, report: int, command: Command) -> bool:
+    """Kill at the deadline; True when lockkit has ended and the command is to go too."""
     deadline = inf
     armed = False
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
+        command.signal(0)  # notices the end of the group, whose id may pass to processes that are none of ours
         left = max(0.0, deadline - monotonic())
         # A message first: lockkit may have renewed in time, and this process have slept.
         if poll.poll(int(min(left, LOOK_EVERY) * 1000) + 1 if left < inf else None):
@@ -384,11 +393,5 @@ def _watch(control: int, report: int, group: int) -> bool:
             # Said first: lockkit may go on at this moment, and renew, before it asks how the command ended.
             with suppress(BrokenPipeError):  # or it was killed at this moment
                 os.write(report, b"k")
-            _kill(group)
+            command.signal(signal.SIGKILL)
             deadline = inf
-
-
-def _kill(group: int) -> None:
-    # No process is left; or the command runs as another user (sudo), which lockkit reports when it can.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)

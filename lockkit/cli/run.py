@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import typer
 
-from lockkit.cli.app import METADATA, NAME, TTL, OnBackend, argument, command, flag, option, seconds, time
+from lockkit.cli.app import METADATA, NAME, TTL, OnBackend, argument, command, flag, no_url, option, seconds, time
 from lockkit.cli.holders import describe, local_time
 from lockkit.cli.once import Record
 from lockkit.cli.output import connected, say, settings_told
@@ -59,10 +59,11 @@ class Run(OnBackend):
     lock when COMMAND and the processes that it started have ended: those of its process group, and those that inherited
     its descriptors. Put -- before COMMAND, so that lockkit does not read its options.
 
-    If the lease is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to the whole process
-    group, and SIGKILL after --signal-grace. Both happen before the deadline, when another client may get the lock. If
-    lockkit itself is killed or stopped, a guard process kills the group instead. Only storage that checks LOCKKIT_TOKEN
-    protects you from processes that have left the process group (daemons) and from a machine that is paused as a whole.
+    If the lease is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to all of these
+    processes (on macOS, to the process group), and SIGKILL after --signal-grace. Both happen before the deadline, when
+    another client may get the lock. If lockkit itself is killed or stopped, a guard process kills them instead. Only
+    storage that checks LOCKKIT_TOKEN protects you from daemons, which close the descriptors, and from a machine that is
+    paused as a whole.
 
     COMMAND's environment has these variables:
 
@@ -124,7 +125,9 @@ class Run(OnBackend):
     tz: str | None = option(
         None, "Time zone of the slots, such as Europe/Berlin. Default: UTC.", "--tz", metavar="ZONE"
     )
-    once: str | None = option(None, "Run COMMAND only if no run has succeeded yet for this KEY.", metavar="KEY")
+    once: str | None = option(
+        None, "Run COMMAND only if no run has succeeded yet for this KEY.", metavar="KEY", callback=no_url
+    )
     attempts: int | None = option(
         None, "Start COMMAND at most N times for a slot or KEY, then end with status 76.", min=1, metavar="N"
     )
@@ -139,7 +142,9 @@ class Run(OnBackend):
         records_attempts = self.attempts is not None or self.on_done is not OnDone.SKIP
         if self.once_per is None and (self.tz is not None or (self.once is None and records_attempts)):
             raise typer.BadParameter("--tz needs --once-per; --attempts and --on-done need --once-per or --once")
-        supervisor = Supervisor(self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children)
+        supervisor = Supervisor(
+            self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children, stall=self.stall
+        )
         return _serve(self, supervisor, lambda client: _LockedRun(self, supervisor, client).run())
 
 
@@ -167,7 +172,7 @@ class Elect(OnBackend):
     128 + n        signal n ended COMMAND, or the campaign
     """
 
-    name: str = argument(..., "NAME", "Name of the election.")
+    name: str = argument(..., "NAME", "Name of the election.", callback=no_url)
     command: list[str] = COMMAND
     ttl: float | None = time(
         None,
@@ -186,7 +191,9 @@ class Elect(OnBackend):
 
     def run(self) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # see `_campaign_again`
-        supervisor = Supervisor(self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children)
+        supervisor = Supervisor(
+            self.command, kill_after=self.kill_after, wait_children=not self.no_wait_children, stall=self.stall
+        )
         status = _serve(self, supervisor, lambda client: self._serve_term(supervisor, client))
         return _campaign_again(supervisor) if status is None else status
 
@@ -196,7 +203,7 @@ class Elect(OnBackend):
         term = wait_in_thread(election.campaign, supervisor.signals)
         term.on_lost(lambda *_: supervisor.signals.post())
         # The supervisor sends SIGTERM its own grace and a margin before the deadline, and SIGKILL at the margin.
-        status = supervisor.run(term, max(0.0, term.grace - margin(term.ttl)), stall=self.stall)
+        status = supervisor.run(term, max(0.0, term.grace - margin(term.ttl)))
         if status is not None and not release(term):
             # What the command did last was not protected.
             say(f"term {term.token} of election {term.name!r} was lost before the command ended by itself")
@@ -257,10 +264,11 @@ class _LockedRun:
         self._options = options
         self._supervisor = supervisor
         self._client = client
+        self._timeout = 0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout
         self._lock = client.lock(
             options.name,
             ttl=options.ttl,
-            timeout=0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout,
+            timeout=self._timeout,
             metadata=options.metadata,
             stall=options.stall,
             on_lost=lambda *_: supervisor.signals.post(),
@@ -273,18 +281,22 @@ class _LockedRun:
 
     def run(self) -> int:
         """Acquire, run the command, release; gives the exit status."""
-        options, record = self._options, self._record
+        options, record, began = self._options, self._record, monotonic()
         try:
             lease = self._acquire()
         except LockTimeout:
-            skips = options.on_busy is OnBusy.SKIP
-            if not (skips and options.quiet):
-                say(f"lock {self._lock.name!r} is busy{self._holder()}: the command did not run")
-            return Status.OK if skips else Status.BUSY
+            return self._busy(f"lock {self._lock.name!r} is busy{self._holder()}")
         if record is None:
             return self._run_under(lease)
+        left = None if self._timeout is None else max(0.0, began + self._timeout - monotonic())
         try:
-            if not wait_in_thread(record.begin, self._supervisor.signals):
+            try:
+                first = wait_in_thread(lambda: record.begin(left), self._supervisor.signals)
+            except LockTimeout:
+                release(lease)
+                what = f"an earlier run of {record.key!r} has not ended, or was killed less than its ttl ago"
+                return self._busy(what)
+            if not first:
                 skips = options.on_done is OnDone.SKIP
                 if not (skips and options.quiet):
                     say(f"{record.key!r} was done already{record.since}: the command did not run")
@@ -298,6 +310,12 @@ class _LockedRun:
             return status
         finally:
             record.leave()
+
+    def _busy(self, why: str) -> Status:
+        skips = self._options.on_busy is OnBusy.SKIP
+        if not (skips and self._options.quiet):
+            say(f"{why}: the command did not run")
+        return Status.OK if skips else Status.BUSY
 
     def _acquire(self) -> Lease:
         """Acquire; on a terminal, say after a second for whom this waits. In a thread: the holder may take time too."""
@@ -334,14 +352,18 @@ class _LockedRun:
             lease.extend()  # the grant took long: without this the command might be ended before the first renewal
         record = self._record
         more = {} if record is None else {"LOCKKIT_ONCE": record.key}
-        status = self._supervisor.run(lease, grace, more, stall=self._options.stall)
+        try:
+            status = self._supervisor.run(lease, grace, more)
+        except CannotExecute:
+            if record is not None:
+                record.uncount_attempt()
+            raise
         if status is None:
             return Status.LOST
-        if record is not None and status == Status.OK:
-            status = record.complete()
+        noted = record.complete() if record is not None and status == Status.OK else status
         self._hold_on(lease, held_until)
         if release(lease):
-            return status
+            return noted
         ended = f"the command had already ended, with status {status}"
         say(f"lock {lease.name!r} (token {lease.token}) was lost before it was released; {ended}")
         return Status.LOST

@@ -29,7 +29,7 @@ from lockkit.cli.output import say
 from lockkit.cli.processes import CannotExecute, Command, Guard, reap_orphans
 from lockkit.cli.signals import ENDING, LOOK_EVERY, WOKEN, Signals
 from lockkit.cli.status import SIGNALLED
-from lockkit.errors import BackendUnavailable, LockLost
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
 from lockkit.runtime import monotonic
 from lockkit.sync import Lease
 from lockkit.units import Seconds
@@ -53,11 +53,14 @@ _NAMED_MAX: Final = 5
 class Beats:
     """The file that a command touches to say that it makes progress; only this user can write to its directory."""
 
-    def __init__(self, lease: Lease, stall: Seconds) -> None:
-        self._lease = lease
-        self._folder = tempfile.TemporaryDirectory(prefix="lockkit-beat-")
-        self.path = str(Path(self._folder.name) / "beat")
-        Path(self.path).touch()
+    def __init__(self, stall: Seconds) -> None:
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="lockkit-beat-")
+            self.path = str(Path(self._folder.name) / "beat")
+            Path(self.path).touch()
+        except OSError as error:
+            what = "--stall needs a directory for temporary files: set TMPDIR to one in which this user may write"
+            raise ConfigurationError(f"{what} ({error.strerror})") from error
         self._seen = self._touched()
         self.every = min(LOOK_EVERY, stall / 4)
 
@@ -67,13 +70,13 @@ class Beats:
         except OSError:
             return 0  # the command has removed it, and may make it anew
 
-    def look(self) -> None:
+    def look(self, lease: Lease) -> None:
         """Pass a beat on. That of a lease that is lost comes too late."""
         touched = self._touched()
         if touched not in {0, self._seen}:
             self._seen = touched
             with suppress(LockLost):
-                self._lease.beat()
+                lease.beat()
 
     def close(self) -> None:
         """Remove the file. May be called twice."""
@@ -102,10 +105,15 @@ def margin(ttl: Seconds) -> float:
 class Supervisor:
     """A command that is to run under a lease, its guard, and the signals that this process gets."""
 
-    def __init__(self, argv: Sequence[str], *, kill_after: Seconds, wait_children: bool) -> None:
-        """Fork the command and its guard. Call it while this process has one thread."""
-        self._command = Command(argv, wait_children=wait_children)
-        self._guard = Guard(self._command.group)
+    def __init__(self, argv: Sequence[str], *, kill_after: Seconds, wait_children: bool, stall: Seconds | None) -> None:
+        """
+        Fork the command and its guard. Call it while this process has one thread.
+
+        With `stall`, the lease is renewed only while the command touches the file named by LOCKKIT_BEAT so often.
+        """
+        self._beats = None if stall is None else Beats(stall)
+        self._command = Command(argv)
+        self._guard = Guard(self._command)
         self.signals = Signals()
         self._kill_after = kill_after
         self._wait_children = wait_children
@@ -115,7 +123,6 @@ class Supervisor:
         self._killed = False
         self._how = "ended with SIGTERM"
         self._forbidden = False
-        self._beats: Beats | None = None
 
     def close(self) -> None:
         """Leave no process behind. May be called twice."""
@@ -124,13 +131,9 @@ class Supervisor:
         self._command.discard()
         self._guard.dismiss()
 
-    def run(
-        self, lease: Lease, grace: Seconds, more: Mapping[str, str] | None = None, *, stall: Seconds | None = None
-    ) -> int | None:
+    def run(self, lease: Lease, grace: Seconds, more: Mapping[str, str] | None = None) -> int | None:
         """
         Run the command until it or the lease ends; nothing of it outlives the lease, whatever goes wrong here.
-
-        With `stall`, the lease is renewed only while the command touches the file named by LOCKKIT_BEAT so often.
 
         Gives its exit status, as a shell has it; None if it was ended because of the lease.
         """
@@ -140,8 +143,7 @@ class Supervisor:
         try:
             self._guard.tell(self._deadline - self._margin / 2)
             variables = {**_variables(lease), **(more or {})}
-            if stall is not None:
-                self._beats = Beats(lease, stall)
+            if self._beats is not None:
                 variables["LOCKKIT_BEAT"] = self._beats.path
             self._command.start(variables)
             return self._supervise()
@@ -186,8 +188,6 @@ class Supervisor:
         tell_at = monotonic() + _TELL_AFTER
         while not self._lost and not self._command.gone():
             reap_orphans(self._guard.pid)
-            if self._command.group_gone():
-                self._guard.dismiss()  # the group's id may pass to processes that are none of ours
             now = monotonic()
             if self._killed and now > self._kill_at + _GONE_WITHIN:
                 say(f"{self._rest()} did not end: they go on without the lock")
@@ -235,7 +235,7 @@ class Supervisor:
 
     def _look_at_lease(self) -> None:
         if self._beats is not None:
-            self._beats.look()
+            self._beats.look(self._lease)
         now = monotonic()
         remaining = self._lease.remaining()
         if remaining > 0:

@@ -291,7 +291,8 @@ def _load(path: Path, *, chosen: bool = False) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
+        remedy = "" if chosen else ": change the directory, or set LOCKKIT_URL or LOCKKIT_CONFIG"
+        raise ConfigurationError(f"cannot read {path}: {error}{remedy}") from error
     if path.name != "pyproject.toml":
         table: object = _parse(path, data)
     else:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+import tempfile
 from pathlib import Path
+
+import pytest
 
 import lockkit
 from tests.cli.support import Cli, run_here
@@ -41,6 +44,19 @@ def test_file_is_the_users_alone_and_goes_with_the_command(cli: Cli) -> None:
     path = Path(done.stdout.strip())
     assert not path.exists()
     assert not path.parent.exists()
+
+
+def test_no_attempt_is_counted_without_a_directory_for_the_file(
+    cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose file system is read-only."""
+    run = ("run", "a", "--url", url, "--once", "k", "--attempts", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(cli.home / "missing"))
+    done = run_here(*run, "--stall", "60", "--", "touch", str(cli.home / "ran"))
+
+    assert (done.exit_code, done.stderr.count("\n")) == (78, 1)
+    assert "--stall needs a directory for temporary files: set TMPDIR to one" in done.stderr
+    assert cli.run(*run, "--", "echo", "ran").stdout == "ran\n"
 
 
 def test_leader_without_progress_is_replaced(cli: Cli) -> None:

@@ -165,9 +165,10 @@ def test_lease_is_renewed_while_waiting(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_guard_ends_what_is_left_when_lockkit_is_killed(cli: Cli) -> None:
+@pytest.mark.parametrize("way", ["child", "session"] if sys.platform == "linux" else ["child"])
+def test_guard_ends_what_is_left_when_lockkit_is_killed(cli: Cli, way: str) -> None:
     """As it ends a command."""
-    running, pid = start(cli, "child")
+    running, pid = start(cli, way)
     assert running.stderr is not None
     running.stderr.readline()
 

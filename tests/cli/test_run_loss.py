@@ -17,15 +17,18 @@ from tests.cli.support import Cli, alive, children, pids
 from tests.tries import until
 
 TTL = 6.0
+MANNERS = ["meek", "apart"] if sys.platform == "linux" else ["meek"]  # elsewhere only the group can be found
 GRACE = 0.5
 """A process that stands still for longer cannot be ended in time, seconds."""
 
-# A command with a child. Each writes its id once, and the time (the clock of deadlines) again and again.
+# A command with a child, which may leave the session. Each writes its id once, and the time (the clock of deadlines)
+# again and again.
 PULSE = """
 import os, pathlib, signal, sys, time
 if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.fork()
+if os.fork() == 0 and sys.argv[1] == "apart":
+    os.setsid()
 with open("pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
 while True:
@@ -63,10 +66,10 @@ def assert_lost(running: Popen[str], members: list[int]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("manners", ["meek", "stubborn"])
+@pytest.mark.parametrize("manners", [*MANNERS, "stubborn"])
 def test_broken_lock_ends_the_group_before_the_deadline(cli: Cli, manners: str) -> None:
     """Told by the next renewal: SIGTERM, and SIGKILL for those that ignore it."""
-    running, members = start(cli, manners=manners)
+    running, members = start(cli, "--no-wait-children", manners=manners)
 
     assert cli.run("break", "a", "--yes").returncode == 0
     broken, watch = monotonic(), Stopwatch()
@@ -169,9 +172,10 @@ def test_loss_that_the_release_finds_is_79(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_guard_ends_the_group_while_lockkit_is_stopped(cli: Cli) -> None:
+@pytest.mark.parametrize("manners", MANNERS)
+def test_guard_ends_the_group_while_lockkit_is_stopped(cli: Cli, manners: str) -> None:
     """A lockkit that cannot renew cannot end its command either: the guard does, before the deadline."""
-    running, members = start(cli)
+    running, members = start(cli, manners=manners)
 
     running.send_signal(signal.SIGSTOP)
     stopped, watch = monotonic(), Stopwatch()
@@ -184,9 +188,10 @@ def test_guard_ends_the_group_while_lockkit_is_stopped(cli: Cli) -> None:
     assert "were killed by the guard," in assert_lost(running, members)
 
 
-def test_killed_lockkit_takes_the_whole_group_along(cli: Cli) -> None:
-    """Its lock is free at once: so nobody of the group may go on."""
-    running, members = start(cli, ttl=60)
+@pytest.mark.parametrize("manners", MANNERS)
+def test_killed_lockkit_takes_the_whole_group_along(cli: Cli, manners: str) -> None:
+    """Its lock is free at once: so nobody of the group may go on, nor one that has left it."""
+    running, members = start(cli, manners=manners, ttl=60)
 
     running.kill()
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+import lockkit
 from lockkit_tools.servers.redis import RedisServer
 from tests.cli.support import Cli
 from tests.tries import until
@@ -61,7 +65,7 @@ def test_only_status_0_counts(cli: Cli) -> None:
 
 
 def test_attempts_are_counted_before_the_start(cli: Cli) -> None:
-    """After the last one nothing is started."""
+    """After the last one nothing is started; a command that is not found does not count."""
     for _ in range(2):
         assert cli.run("run", "a", "--once", "k", "--attempts", "2", "--", "sh", "-c", "exit 3").returncode == 3
 
@@ -69,6 +73,7 @@ def test_attempts_are_counted_before_the_start(cli: Cli) -> None:
 
     assert (used_up.returncode, used_up.stdout) == (76, "")
     assert "no attempt at 'a@k' is left (--attempts 2)" in used_up.stderr
+    assert cli.run("run", "a", "--once", "k", "--attempts", "3", "--", "./no-such-program").returncode == 127
     assert cli.run("run", "a", "--once", "k", "--attempts", "3", *RAN).stdout == "ran a@k\n"
 
 
@@ -82,6 +87,25 @@ def test_killed_run_is_tried_again(cli: Cli) -> None:
     until(lambda: cli.holders("a") == [])
 
     assert cli.run("run", "a", "--once", "k", "--ttl", "1", *RAN).stdout == "ran a@k\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [(["--on-busy=skip"], 0), (["--on-busy=fail"], 75), (["--on-busy=fail", "--timeout", "0.3"], 75)],
+)
+def test_wait_for_the_record_is_limited_too(
+    cli: Cli, url: str, client: lockkit.Client, options: list[str], status: int
+) -> None:
+    """As that for the lock: the record of a run that was killed counts until its ttl ends."""
+    with client.once("a@k", keep=60) as attempt:
+        done = cli.run("run", "a", "--url", url, "--once", "k", *options, *RAN)
+        assert cli.holders("a", url) == []
+        broken = cli.run("break", "a@k", "--url", url, "--yes")
+        attempt.done(None)
+
+    assert (done.returncode, done.stdout) == (status, "")
+    assert "an earlier run of 'a@k' has not ended, or was killed less than its ttl ago: the command did" in done.stderr
+    assert broken.stderr.endswith("that ends when its process does, after a kill when its ttl ends\n")
 
 
 def test_runs_at_the_same_time_complete_once(cli: Cli) -> None:
@@ -104,6 +128,20 @@ def test_command_has_its_status_though_its_success_cannot_be_noted(cli: Cli) -> 
     assert done.returncode == 0
     assert "lockkit: the command ended with status 0, but its success was not recorded: could not write" in done.stderr
     assert cli.holders("a", f"file:{cli.home}/locks") == []
+
+
+def test_loss_of_everything_names_the_commands_own_status(cli: Cli, url: str) -> None:
+    """Not that of lockkit, which could not note its success either."""
+    script = f"""import lockkit
+from lockkit.backend import apart
+from lockkit.runtime import drive
+with lockkit.connect({url!r}) as client:
+    for name in ("a", apart("once", "a@k")):
+        assert drive(client._engine._backend.break_lock(name))"""
+    done = cli.run("run", "a", "--url", url, "--once", "k", "--", sys.executable, "-c", script)
+
+    assert done.returncode == 79
+    assert "the command had already ended, with status 0\n" in done.stderr
 
 
 def test_slot_goes_by_the_servers_clock(cli: Cli) -> None:

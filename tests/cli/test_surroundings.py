@@ -107,6 +107,17 @@ def test_backends_of_any_locale(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_command_gets_no_locale_that_python_has_chosen(cli: Cli) -> None:
+    """As under cron, where LANG is not set: grep and sort would give other results than without lockkit."""
+    cli.env = {name: value for name, value in cli.env.items() if not name.startswith(("LC_", "LANG"))}
+    script = 'echo "${LC_CTYPE-none}" >> locales; test $(wc -l < locales) -ge 2 || sleep 60'
+
+    cli.run("elect", "a", "--ttl", "2", "--stall", "0.5", "--", "sh", "-c", script)  # in two terms
+
+    assert (cli.home / "locales").read_text() == "none\n" * 2
+
+
 @pytest.mark.parametrize("command", ["ping", "doctor"])
 def test_what_a_driver_logs_is_not_shown(cli: Cli, command: str) -> None:
     """What kazoo warns of says in Python's words what the one line says in ours."""

@@ -114,6 +114,13 @@ REFUSED = r"""
 78 watch file:/x?nope=1  # nope
 2 watch file:/x --interval 0  # 0.1 or more seconds
 2 watch file:/x --interval inf  # 0.1 or more seconds
+2 list redis://user:hunter2@h  # 'PREFIX': this looks like a URL: give it with --url\n
+2 holders --json redis://user:hun/ter2@h  # 'NAME': this looks like a URL: give it with --url\n
+2 run redis://:hunter2@h -- touch ran  # this looks like a URL
+2 run a --once redis://:hunter2@h -- touch ran  # this looks like a URL
+2 elect redis://hunter2@h -- touch ran  # this looks like a URL
+2 once redis://:hunter2@h  # this looks like a URL
+2 limit redis://:hunter2@h  # this looks like a URL
 2 unlock a  # No such command 'unlock'. Did you mean 'break'?\n
 2 lock a  # No such command 'lock'. Did you mean 'run'?\n
 2 brake a  # No such command 'brake'. Did you mean 'break'?\n
@@ -158,6 +165,7 @@ def test_behind_the_dashes_all_but_options_are_arguments(tmp_path: Path) -> None
     assert run_here("limit", "--url", url, "--", "-1", "5").exit_code == 0
     assert run_here("run", "--url", url, "--", "--nightly", "true").exit_code == 0
     assert run_here("run", "--url", url, "--", "seat:12A", "true").exit_code == 0
+    assert run_here("run", "--url", url, "--", "https://example.com/@user", "true").exit_code == 0
     assert run_here("run", "--url", url, "--", "a", "true", "--ttl").exit_code == 0
     assert run_here("run", "--url", url, "a", "--", "true", "--ttl").exit_code == 0
 

@@ -320,7 +320,7 @@ def test_what_is_no_file_or_no_text_is_not_passed_over(root: Path) -> None:
     for make, part in (
         (lambda: os.mkfifo(path), "not a regular file"),
         (lambda: path.write_bytes(b"\xff\xfe"), "cannot read .*lockkit.toml"),
-        (path.mkdir, "cannot read .*lockkit.toml"),
+        (path.mkdir, "cannot read .*lockkit.toml.*: change the directory, or set LOCKKIT_URL or LOCKKIT_CONFIG"),
     ):
         path.unlink(missing_ok=True)
         make()

@@ -112,6 +112,18 @@ def test_manifest_runs_a_command_line_of_lockkit(path: Path) -> None:
     assert used <= {variable["name"] for variable in container["env"]}
 
 
+def test_slots_are_in_the_zone_of_the_schedule() -> None:
+    """Otherwise a day's job can fall into another day's slot: it runs twice, or not at all."""
+    unit, manifest = SYSTEMD / "nightly-report.service", KUBERNETES / "nightly-report.yaml"
+    (container,) = pod(manifest)["containers"]
+
+    timer = re.search(r"^OnCalendar=.* (\S+)$", unit.with_suffix(".timer").read_text(), re.MULTILINE)
+    assert timer is not None
+    assert parsed(shlex.split(service(unit)["ExecStart"]))["tz"] == timer[1]
+    spec = yaml.safe_load(manifest.read_text())["spec"]
+    assert parsed(container["command"] + container["args"])["tz"] == spec["timeZone"]
+
+
 @pytest.mark.parametrize(("page", "example"), [("systemd", "planner.service"), ("kubernetes", "planner.yaml")])
 def test_page_begins_with_lines_of_the_example(page: str, example: str) -> None:
     """Word for word."""

@@ -86,8 +86,8 @@ _CONFIGURATION: Mapping[Kind, str] = {
     "tls": "cannot be connected to with these settings for TLS: check the certificates, and the driver's options for "
     "TLS",
     "option": "cannot be connected to, since the driver does not accept an option of the URL",
-    "no database": "cannot be opened: check the name of the database. The database, or the directory of its file, must "
-    "exist",
+    "no database": "cannot be opened: check the name of the database, and the rights to its file. The database, or the "
+    "directory of its file, must exist",
     "read-only": "is read-only here, and a lock must be written: give the primary, and a user that may write there",
     "no engine": "makes no tables with InnoDB, which locks need: see its storage engines",
     "encoding": "cannot store a character of this name in the database's encoding: use other names, or a database in "

@@ -105,7 +105,7 @@ def test_group_is_that_of_a_directory_that_can_be_trusted(tmp_path: Path) -> Non
 
 
 def test_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """It may be a volume that is missing."""
-    with pytest.raises(lockkit.ConfigurationError, match="cannot be opened"):
+    """It may be a volume that is missing. SQLite says no more of a file that this user may not read."""
+    with pytest.raises(lockkit.ConfigurationError, match="check the name of the database, and the rights to its file"):
         lock(f"sqlite:///{tmp_path}/nosuch/locks.db")
     assert not (tmp_path / "nosuch").exists()

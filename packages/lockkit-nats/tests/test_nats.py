@@ -119,6 +119,23 @@ def test_token_starts_again_when_the_bucket_is_deleted(server: NatsServer) -> No
         assert before.token == after.token == 1
 
 
+@pytest.mark.parametrize("ask", ["extend", "release"])
+def test_server_that_lost_its_data_gives_nobody_another_s_lock(ask: str) -> None:
+    """Revisions count from 1 again: the new holder's record has the one that the former holder's had."""
+    with NatsServer() as server, lockkit.connect(server.url) as former, lockkit.connect(server.url) as client:
+        lost = former.lock(NAME, renew=False).acquire(PATIENCE)
+        server.kill()
+        server.erase()
+        server.start()
+        lease = client.lock(NAME).acquire(PATIENCE)
+        assert lease.token == lost.token
+
+        with pytest.raises(lockkit.LockLost):
+            getattr(lost, ask)()
+
+        assert lease.confirm()
+
+
 def without_engine(url: str, runtime: Runtime | None = None) -> tuple[NatsBackend, Request]:
     """Make a backend and a request of its engine."""
     runtime = runtime or BlockingRuntime()
@@ -269,6 +286,18 @@ def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None
     with pytest.raises(WrongRevision):
         drive(backend._call(backend._write(NAME, late, 0)))
     assert drive(backend.holders(NAME)) == []
+    drive(backend.close())
+
+
+def test_abandon_leaves_the_record_of_another_owner(server: NatsServer) -> None:
+    """After a loss of data its revision may be the one that the abandoned write expects."""
+    backend, request = without_engine(f"{server.url}/another")
+    with lockkit.connect(f"{server.url}/another") as client, client.lock(NAME) as lease:
+        request.uncertain, request.state = True, Attempt(expected=lease.token)
+
+        drive(backend.abandon(request))
+
+        assert lease.confirm()
     drive(backend.close())
 
 

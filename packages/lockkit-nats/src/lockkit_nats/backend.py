@@ -100,19 +100,30 @@ class Attempt:
 
     Attributes:
         expected: Revision that its latest write expects; None if no write is on its way.
+        replaced: Owner of the record with that revision, whose lease had ended; None if there was none.
         watch: While the request waits, the subscription to what is written to the key, once it is made; else None.
     """
 
     expected: int | None = None
+    replaced: str | None = None
     watch: list[Subscription] | None = None
 
 
 @dataclass(slots=True)
 class Held:
-    """What a grant remembers: the latest revision of its record, and what to write again with each renewal."""
+    """
+    What a grant remembers.
+
+    Attributes:
+        revision: The latest of its record.
+        metadata: What to write again with each renewal.
+        connection: Which one of the client's brought the revision. A server that has lost its data counts from 1 again,
+            so after an outage another owner's record may have that revision.
+    """
 
     revision: int
     metadata: str
+    connection: int
 
 
 class NatsBackend(LockBackend):
@@ -294,7 +305,8 @@ class NatsBackend(LockBackend):
                 return Busy(retry_after=remaining, owner=record.owner, metadata=record.metadata)
         attempt: Attempt = request.state or Attempt()
         request.state = attempt
-        attempt.expected = record.revision if record else 0
+        attempt.expected, attempt.replaced = (record.revision, record.owner) if record else (0, None)
+        connection = self._connection.number
         content = {"owner": request.owner, "token": None, "ttl": request.ttl, "metadata": request.metadata}
         try:
             revision = await self._write(request.name, content, attempt.expected)
@@ -302,9 +314,8 @@ class NatsBackend(LockBackend):
             attempt.expected = None
             return Busy(retry_after=0.0)  # another client was faster
         await self._unwatch(request, attempt)
-        return Grant(
-            request.name, request.owner, token=revision, ttl=request.ttl, state=Held(revision, request.metadata)
-        )
+        held = Held(revision, request.metadata, connection)
+        return Grant(request.name, request.owner, token=revision, ttl=request.ttl, state=held)
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """Watch the key. The watch begins with the latest record, so a release before it began wakes, too."""
@@ -390,8 +401,8 @@ class NatsBackend(LockBackend):
         while request.uncertain and expected is not None:
             record = await self._read(request.name)
             revision = record.revision if record else 0
-            mine = record is not None and record.owner == request.owner
-            if not mine and revision != expected:
+            owner = record.owner if record else None
+            if owner != request.owner and (revision != expected or owner != attempt.replaced):
                 break
             try:
                 await self._write(request.name, None, revision)
@@ -405,16 +416,19 @@ class NatsBackend(LockBackend):
     async def _replace(self, grant: Grant, content: Mapping[str, Any] | None) -> Gone | None:
         """Write in place of the grant's record; `Gone` if the record is another owner's."""
         held: Held = grant.state
+        known = held.connection == self._connection.number and self._connection.is_open
         while True:
-            try:
-                held.revision = await self._write(grant.name, content, held.revision)
-            except WrongRevision:
+            if not known:
                 record = await self._read(grant.name)
                 if record is None or record.owner is None:
                     return Gone("gone")
                 if record.owner != grant.owner:
                     return Gone("taken")
-                held.revision = record.revision  # of a renewal whose answer was lost
+                held.revision, held.connection = record.revision, self._connection.number
+            try:
+                held.revision = await self._write(grant.name, content, held.revision)
+            except WrongRevision:
+                known = False  # it is of a renewal whose answer was lost, or no more there
             else:
                 return None
 

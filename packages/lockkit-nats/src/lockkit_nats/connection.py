@@ -62,6 +62,7 @@ class Connection:
         self._end_calls = end_calls
         self._connecting = asyncio.Lock()
         self._client: Client | None = None
+        self.number = 0  # of connections that were made
         self._max_age: float | None = None
         self.expires = False  # the server deletes a key of this bucket when its message says so
 
@@ -75,6 +76,7 @@ class Connection:
             if self._client is None:
                 self.forget_bucket()
                 self._client = await self._connect()
+                self.number += 1
             jetstream = self._client.jetstream()
             if self._max_age is None:
                 self._max_age = await self._open_bucket(jetstream)
@@ -138,6 +140,11 @@ class Connection:
     async def _closed(self, client: Client) -> None:
         if client is self._client:  # it was up, and was not closed from here
             self.drop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next call uses the connection that there is."""
+        return self._client is not None and self._client.is_connected
 
     @property
     def received(self) -> tuple[Client | None, int]:

@@ -144,6 +144,7 @@ class Acquisition(Generic[L]):
         self._answer_by = inf if self._deadline is None else self._deadline + ANSWER_GRACE
         self._warn_at = self._began + settings.ttl
         self._attempts = 0
+        self._failures = 0  # since the last answer
         self._waiting = False
         self._stayed_busy = False
         self._busy: Busy | None = None
@@ -337,7 +338,7 @@ class Acquisition(Generic[L]):
 
     def _answered(self) -> None:
         """End the outage in which this call failed before."""
-        self._context.last_error = None
+        self._failures, self._context.last_error = 0, None
         self._context.leases.report.answered()
         if self._outage is not None:
             self._context.outages.pop(self._outage.queue, None)
@@ -347,6 +348,7 @@ class Acquisition(Generic[L]):
     async def _back_off(self, error: BackendUnavailable) -> None:
         """Pause after a failure, or raise it if the wait is over."""
         assert self._attempts > 0, "only what was tried can fail"
+        self._failures += 1
         context, name = self._context, self._settings.name
         # Not itself: its traceback refers to the frames of all callers, and so to the leases that they hold.
         context.last_error = type(error)(str(error))
@@ -357,7 +359,7 @@ class Acquisition(Generic[L]):
             until = max(self._began, context.answered_at) + context.unavailable_after
         if now >= until:
             raise self._client.unavailable(error, f"acquire lock {name!r}", name)
-        if self._attempts == 1:
+        if self._failures == 1:
             context.leases.report.unanswered(name, error)
         outage = context.outage(error)
         outage.tries += outage is self._outage
@@ -374,7 +376,7 @@ class Acquisition(Generic[L]):
             left = until - self._runtime.now()
             if left > 0.0 and not self._client.closed:
                 # A call whose errors differ each time is alone in each outage.
-                pause = self._pause(OUTAGE_PAUSE_MAX, max(self._attempts, outage.tries))
+                pause = self._pause(OUTAGE_PAUSE_MAX, max(self._failures, outage.tries))
                 await outage.over.wait(min(pause, left))
         finally:
             queues.leave(outage.queue, ticket)

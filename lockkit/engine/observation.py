@@ -329,6 +329,6 @@ class Report:
         self._outage = None
         log.warning(
             "renewals at %s %s after %.1f s: %d renewed again, %d lost",
-            self._client.url, "work again" if outage.renewed else "have ended without an answer",
+            self._client.url, "work again" if outage.renewed else "have ended",
             self._client.runtime.now() - outage.since, outage.renewed, outage.lost,
         )  # fmt: skip

@@ -138,6 +138,25 @@ def test_failed_acquisitions_are_logged_once_until_the_server_answers(
         assert sum("calls that had failed: 5" in line for line in slow_log) == 1, slow_log
 
 
+def test_outage_is_logged_for_calls_that_waited_before(slow_log: list[str]) -> None:
+    """A process that only waits, such as a standby, says so too; and that it is over."""
+    client, backend = scripted()
+    holder = client.lock("x").acquire()
+    waiting = beside(client.lock("x").acquire)
+    waiters = client._engine.acquisitions.waiting
+    until(lambda: len(waiters) == 1)
+    backend.before["try_acquire"] = fail(refused())
+    next(iter(waiters)).wake.set()
+    until(lambda: any("acquiring lock 'x'" in line for line in tuple(slow_log)))
+    backend.before.clear()
+    holder.release()
+
+    waiting.result(PATIENCE).release()
+
+    until(lambda: any("answers again" in line for line in tuple(slow_log)))
+    client.close()
+
+
 # -- how often the server is asked ---------------------------------------------------------------------------------
 
 

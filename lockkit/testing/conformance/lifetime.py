@@ -110,13 +110,16 @@ class Closing(Cases):
 
     @case()
     async def test_close_leaves_other_clients_alone(self, driver: FaceDriver) -> None:
-        """Also those of the same backend in the same process."""
+        """Also those of the same backend in the same process, and one that has a lock that the client has lost."""
         client, other = driver.make_client(), await driver.connect()
-        await client.ping()
-        lease = await other.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        lost = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
+        await other.break_lock(name)
+        lease = await other.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
 
         await client.close()
 
+        assert not lost.held
         await lease.extend()
         assert await lease.confirm()
         await lease.release()

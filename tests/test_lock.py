@@ -347,3 +347,30 @@ async def test_loss_cancels_a_block_of_leases_too() -> None:
                     await client.break_lock("a")
                     await held.confirm()
                     await asyncio.sleep(2 * PATIENCE)
+
+
+@pytest.mark.asyncio
+async def test_loss_cancels_the_blocks_that_are_left_of_a_lease() -> None:
+    """Two tasks are in blocks of one lease; the one that leaves first takes no other's cancellation with it."""
+    async with lockkit.aio.connect(URL) as client:
+        lock = client.lock("a", cancel_on_lost=True, reentrant=True)
+        entered, left = asyncio.Event(), asyncio.Event()
+
+        async def work(lease: lockkit.aio.Lease) -> None:
+            async with lease:
+                entered.set()
+                await left.wait()
+                await client.break_lock("a")
+                await lease.wait_lost(PATIENCE)
+                await asyncio.sleep(2 * PATIENCE)
+
+        lease = await lock.acquire()
+        again = await lock.acquire()
+        working = asyncio.create_task(work(lease))
+        async with lease:
+            await entered.wait()
+        left.set()
+
+        with pytest.raises(lockkit.LockLost):
+            await asyncio.wait_for(working, PATIENCE)
+        assert again.lost

@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LostCallback
 from lockkit.lease import BaseLease, OtherApi, find_current
 from lockkit.primitives import note
 from lockkit.units import Seconds
 
-__all__ = ["Cancellation", "Lease", "current_lease"]
+__all__ = ["Cancellation", "Cancellations", "Lease", "current_lease"]
 
 
 class Lease(BaseLease):
@@ -27,7 +28,7 @@ class Lease(BaseLease):
     def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
         """Made by the engine only."""
         super().__init__(engine, record)
-        self._cancellations: list[Cancellation] | None = None  # of the blocks under it; None: a loss cancels nobody
+        self._cancellations: Cancellations | None = None  # None: a loss cancels nobody
 
     async def confirm(self) -> bool:
         """See `lockkit.Lease.confirm`."""
@@ -69,9 +70,7 @@ class Lease(BaseLease):
     def _enter(self) -> None:
         self._engine.leases.enter(self._record)
         if self._cancellations is not None:
-            cancellation = Cancellation(self._record.acquired_by)
-            self._cancellations.append(cancellation)
-            self.on_lost(cancellation.lost)
+            self._cancellations.enter(self, self._record.acquired_by)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,7 +85,7 @@ class Lease(BaseLease):
 
     def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
         releases, record = self._engine.releases, self._record
-        if self._cancellations and self._cancellations.pop().ends(error):
+        if self._cancellations is not None and self._cancellations.leave(self._engine.runtime.current(), error):
             return releases.release(record)  # raises, since the lease is lost, and ends it for re-entry too
         return releases.leave(record, error)
 
@@ -132,3 +131,28 @@ class Cancellation:
         if not self._cancelled or task is None:
             return False
         return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+
+
+class _Losable(Protocol):
+    def on_lost(self, callback: LostCallback) -> None: ...
+
+
+class Cancellations:
+    """Those of the blocks under a lease, or a set of leases. Tasks may be in several, and in those of one another."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        """Start without blocks."""
+        self._open: list[tuple[object, Cancellation]] = []
+
+    def enter(self, lease: _Losable, who: object) -> None:
+        """Have a loss of the lease cancel the block that `who`, from `Runtime.current`, enters."""
+        cancellation = Cancellation(who)
+        self._open.append((who, cancellation))
+        lease.on_lost(cancellation.lost)
+
+    def leave(self, who: object, error: BaseException | None) -> bool:
+        """End the innermost block of `who`, or of anybody if `who` has entered none; see `Cancellation.ends`."""
+        own = [index for index, (other, _) in enumerate(self._open) if other == who]
+        return bool(self._open) and self._open.pop(own[-1] if own else -1)[1].ends(error)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
-from lockkit.aio.lease import Lease
+from lockkit.aio.lease import Cancellations, Lease
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, NoOthers, unknown_parameter
@@ -60,7 +60,7 @@ class Lock(BaseLock):
     def _cancelling(self, lease: Lease) -> Lease:
         """Return a lease whose loss cancels the bodies of the blocks to come, if that is asked for."""
         if self._settings.cancel_on_lost and lease._cancellations is None:  # noqa: SLF001 - the lock and its lease are one unit, here and below
-            lease._cancellations = []  # noqa: SLF001
+            lease._cancellations = Cancellations()  # noqa: SLF001
         return lease
 
     def attempt(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Attempt:

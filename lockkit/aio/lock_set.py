@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from lockkit.aio.lease import Cancellation, Lease
+from lockkit.aio.lease import Cancellations, Lease
 from lockkit.aio.lock import Lock
 from lockkit.engine.settings import INHERIT, Inherit, LostCallback
 from lockkit.errors import LockTimeout
@@ -58,7 +58,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
     def __init__(self, locks: LockSetCore[Lease]) -> None:
         """Made by ``LockSet.acquire``."""
         super().__init__(locks)
-        self._cancellations: list[Cancellation] = []  # of the blocks under them
+        self._cancellations = Cancellations()
 
     async def confirm(self) -> bool:
         """See `lockkit.LeaseSet.confirm`."""
@@ -76,16 +76,14 @@ class LeaseSet(BaseLeaseSet[Lease]):
         """Return itself: all are held already."""
         self._enter()
         if self._locks.cancel_on_lost:
-            cancellation = Cancellation(self._locks.runtime.current())
-            self._cancellations.append(cancellation)
-            self.on_lost(cancellation.lost)
+            self._cancellations.enter(self, self._locks.runtime.current())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release all, as leaving ``async with locks`` does."""
-        if self._cancellations and self._cancellations.pop().ends(error):
+        if self._cancellations.leave(self._locks.runtime.current(), error):
             await self._leave_cancelled()
         await self._leave(error)
 

@@ -195,7 +195,7 @@ def seconds(value: float | None) -> float | None:
 
 def no_url(value: str | None) -> str | None:
     """Refuse a URL with a password where a name or key belongs, which is shown to everybody; for `argument`."""
-    if value is not None and re.match(r"[\w+.-]+://[^/]*(:.*)?@", value, re.DOTALL):
+    if value is not None and re.match(r"[\w+.-]+://[^/]*(:(?!\d+/).*)?@", value, re.DOTALL):
         raise typer.BadParameter("this looks like a URL: give it with --url")
     return value
 

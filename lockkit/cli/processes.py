@@ -252,10 +252,12 @@ def _living() -> Iterator[Process]:
 
 def _has_open(pid: int, file: str) -> bool:
     """Tell whether a process has a file open, by the name that /proc gives it; False if this user may not look."""
-    try:
-        return any(str(path.readlink()) == file for path in (PROC / str(pid) / "fd").iterdir())
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for path in (PROC / str(pid) / "fd").iterdir():
+            with suppress(FileNotFoundError):  # closed after it was listed
+                if str(path.readlink()) == file:
+                    return True
+    return False
 
 
 def _become(argv: list[str], go: int, report: int, kept: int, parent: int) -> NoReturn:

@@ -280,8 +280,10 @@ class Attempt:
     def _record(self, what: str) -> LeaseRecord:
         if self.lease is None:
             url = self._once.engine.url
-            why = "it is done already" if self._completing else "its block has ended, and the key is not done"
-            why = why if self.first else "it was done before: look at attempt.first"
+            if not self.first:
+                why = "it was done before: look at attempt.first"
+            else:
+                why = "it is done already" if self._completing else "its block has ended, and the key is not done"
             raise LockError(f"once {self.key!r} at {url} cannot {what}: {why}", name=self.key, backend=url)
         record: LeaseRecord = self.lease._record  # noqa: SLF001 - the attempt and its lease are one unit
         return record

@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from importlib.resources import files
@@ -39,7 +40,7 @@ import redis.exceptions
 
 from lockkit import validation
 from lockkit.backends.redis.errors import server_said, translate
-from lockkit.errors import ConfigurationError, LockError, Unsupported
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate, as_bytes, text_of, unknown_outcome
 from lockkit.storage.tokens import check_token, stale_token
@@ -256,28 +257,39 @@ class AsyncRedisGuard:
 
     async def _ask_once(self, name: str, *command: Any) -> Any:  # noqa: ANN401 - redis-py's
         """Send a command that must not run twice, as the client would have it after a lost answer."""
-        client, io, mark = self._client, self._runtime.io, command[3]
         try:
-            if isinstance(client, redis.asyncio.RedisCluster):
-                node: Any = (await client.initialize()).get_node_from_key(mark)
-                try:
-                    return await node.execute_command(*command)
-                except _LOST as error:
-                    raise unknown_outcome(name, label_of(client), error) from error
-            pipe = pipeline_for(client, mark)
-            pipe.watching = True  # what a pipeline that watches has sent, redis-py does not send again
+            return await self._send_once(name, *command)
+        except redis.exceptions.MovedError:  # the node has not run it
+            await find_slots_again(self._client, self._runtime)
+            return await self._send_once(name, *command)
+        except (redis.exceptions.AskError, redis.exceptions.TryAgainError):  # nor here; the client follows the slot
+            return await self._ask(name, *command)
+        except (BackendUnavailable, *_LOST):
+            with suppress(*DRIVER_ERRORS):  # the next call may find another node
+                await find_slots_again(self._client, self._runtime)
+            raise
+
+    async def _send_once(self, name: str, *command: Any) -> Any:  # noqa: ANN401 - redis-py's
+        client, io, mark = self._client, self._runtime.io, command[3]
+        if isinstance(client, redis.asyncio.RedisCluster):
+            node: Any = (await client.initialize()).get_node_from_key(mark)
             try:
-                return await io(pipe.execute_command(*command))
-            except (redis.WatchError, *_LOST) as error:
-                if pipe.connection is None and not isinstance(error, redis.WatchError):
+                return await node.execute_command(*command)
+            except _LOST as error:
+                if isinstance(error.__context__, ConnectionRefusedError):
                     raise  # from connecting
-                reason = error.__context__ or error
-                raise unknown_outcome(name, label_of(client), reason) from error
-            finally:
-                pipe.watching = False
-                await io(pipe.reset())
-        except (redis.exceptions.AskError, redis.exceptions.TryAgainError):
-            return await self._ask(name, *command)  # the node has not run it; the client follows the slot
+                raise unknown_outcome(name, label_of(client), error) from error
+        pipe = pipeline_for(client, mark)
+        pipe.watching = True  # what a pipeline that watches has sent, redis-py does not send again
+        try:
+            return await io(pipe.execute_command(*command))
+        except (redis.WatchError, *_LOST) as error:
+            if pipe.connection is None and not isinstance(error, redis.WatchError):
+                raise  # from connecting
+            raise unknown_outcome(name, label_of(client), error.__context__ or error) from error
+        finally:
+            pipe.watching = False
+            await io(pipe.reset())
 
     async def last(self, scope: Key) -> int | None:
         """Return the newest token that was accepted in a scope; None if there is none."""
@@ -328,7 +340,7 @@ class RedisGuard:
     Raises:
         lockkit.StaleToken: By each change, when a newer token was accepted in this scope. Nothing was written.
         lockkit.BackendUnavailable: By each call, when Redis gave no usable answer. If the connection was lost during
-            `run` or `delete`, the change may have been made: lockkit does not send it again, which `set` may be.
+            `run` or `delete`, the change may have been made: lockkit does not send it again. `set` may be sent again.
     """
 
     def __init__(self, client: SyncClient, *, prefix: str = "lockkit", keep: Seconds | timedelta | None = None) -> None:
@@ -472,6 +484,12 @@ def pipeline_for(client: Any, key: Key) -> Any:  # noqa: ANN401 - classes of red
     return client.pipeline(transaction=True)
 
 
+async def find_slots_again(client: Any, runtime: Runtime) -> None:  # noqa: ANN401 - as above
+    """Have a client for a Cluster ask which node has which slot."""
+    if isinstance(client, _CLUSTERS):
+        await runtime.io(client.nodes_manager.initialize())
+
+
 class StringUpdate(OptimisticUpdate):
     """One call of `lockkit.optimistic.with_retry` or `lockkit.optimistic.with_retry_async`."""
 
@@ -526,7 +544,7 @@ class StringUpdate(OptimisticUpdate):
         except redis.WatchError as error:
             raise Conflict from error  # the connection was lost, and the WATCH with it
         except DRIVER_ERRORS as error:
-            self._find_slots_again(error)
+            await self._find_slots_again(error)
             raise data_error(error, self._client, self._key) from error
 
     async def _write(self, pipe: Any, new: Value | Literal[Delete.DELETE]) -> None:  # noqa: ANN401 - see above
@@ -550,17 +568,17 @@ class StringUpdate(OptimisticUpdate):
             raise unknown_outcome(self.name, self.label, error) from error
         except DRIVER_ERRORS as error:
             # The server refused: EXEC did nothing.
-            self._find_slots_again(error)
+            await self._find_slots_again(error)
             raise data_error(error, self._client, self._key) from error
 
-    def _find_slots_again(self, error: BaseException) -> None:
+    async def _find_slots_again(self, error: BaseException) -> None:
         """In a Cluster, ask which node has which slot when a node is gone or redirects the client."""
         if not isinstance(self._client, redis.RedisCluster):
             return
         moved = isinstance(error, (redis.exceptions.AskError, redis.exceptions.TryAgainError))
         if moved or isinstance(error, _LOST):
             try:
-                self._client.nodes_manager.initialize()
+                await find_slots_again(self._client, self.runtime)
             except DRIVER_ERRORS as unreachable:
                 raise data_error(unreachable, self._client, self._key) from unreachable
         if moved:

@@ -108,8 +108,8 @@ class Election(BaseElection):
 
         Args:
             work: Must return soon after ``term.must_stop(…)`` is True. If it raises an exception, lockkit resigns and
-                raises it again; only a `LockLost` of this term counts as its loss, and a
-                `StaleToken` once it was lost.
+                raises it again; only a `LockLost` of this term counts as its loss, and,
+                once it was lost, a `StaleToken`.
             stop: Ends the campaign, or makes ``term.must_stop(…)`` True.
 
         Returns:

@@ -6,6 +6,8 @@ import fcntl
 import os
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +91,28 @@ def test_kill_reaches_what_was_forked_meanwhile(command: Command, monkeypatch: p
     command.signal(signal.SIGKILL)
 
     assert killed == [1, 2]
+
+
+def test_process_that_opens_and_closes_files_is_not_overlooked() -> None:
+    """A descriptor may be gone when its name is read; the one that is looked for has a high number, so comes late."""
+    read, write = os.pipe()
+    busy = """
+import os
+print(flush=True)
+while True:
+    for fd in [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]:
+        os.close(fd)
+"""
+    with subprocess.Popen([sys.executable, "-c", busy], pass_fds=[write], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            pipe = f"pipe:[{os.fstat(read).st_ino}]"
+            assert all(processes._has_open(process.pid, pipe) for _ in range(300))
+        finally:
+            process.kill()
+            os.close(read)
+            os.close(write)
 
 
 def test_supervisor_does_without_proc(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

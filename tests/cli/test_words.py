@@ -158,6 +158,13 @@ def test_text_that_is_too_long_is_told(option: str, words: str, tmp_path: Path) 
     assert words in done.stderr
 
 
+def test_name_that_looks_like_the_url_of_a_page_is_no_url(tmp_path: Path) -> None:
+    """``lockkit run NAME --once-per 1d`` appends the slot."""
+    done = run_here("once", "https://example.com:8443/job@2026-01-01", "--url", f"file:{tmp_path}")
+
+    assert (done.exit_code, done.stderr) == (1, "")
+
+
 def test_behind_the_dashes_all_but_options_are_arguments(tmp_path: Path) -> None:
     """A name may look like a number or an option, as long as it is none of the command's; so may COMMAND's words."""
     url = f"file:{tmp_path}/locks"

@@ -132,6 +132,31 @@ def test_lost_answer_runs_no_script_twice(cluster: RedisCluster, client: redis.R
     assert client.get(key) == "8"
 
 
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_node_that_is_gone_is_asked_once(cluster: RedisCluster, client: redis.RedisCluster, face: str) -> None:
+    """After a failover the client's map of the slots is old: the next call has a new one."""
+    key, node = KEYS[0], cluster.nodes[0]
+    client.set(key, 10)
+
+    async def main() -> None:
+        async with redis.asyncio.RedisCluster(host=node.host, port=node.port) as data:
+            await data.initialize()
+            data.nodes_manager.slots_cache[cluster.slot_of(key)] = [redis.asyncio.cluster.ClusterNode("127.0.0.1", 1)]
+            guard = AsyncRedisGuard(data)
+            with pytest.raises(lockkit.BackendUnavailable, match="no connection"):
+                await guard.run(SELL, keys=[key], token=1)
+            assert await guard.run(SELL, keys=[key], token=1) == 9
+
+    if face == "asyncio":
+        asyncio.run(main())
+    else:
+        client.nodes_manager.slots_cache[cluster.slot_of(key)] = [redis.cluster.ClusterNode("127.0.0.1", 1)]  # type: ignore[no-untyped-call]
+        guard = RedisGuard(client)
+        with pytest.raises(lockkit.BackendUnavailable, match="no connection"):
+            guard.run(SELL, keys=[key], token=1)
+        assert guard.run(SELL, keys=[key], token=1) == 9
+
+
 @pytest.mark.parametrize("when", ["before", "between reading and writing"])
 def test_slot_that_moves_is_followed(cluster: RedisCluster, client: redis.RedisCluster, when: str) -> None:
     """The client's map of the slots is old, or gets old: a further try goes to the right node, and counts once."""

@@ -382,7 +382,7 @@ def _watch(control: int, report: int, command: Command) -> bool:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
-        command.signal(0)  # notices the end of the group, whose id may pass to processes that are none of ours
+        command.signal(0)  # notes when the group has ended: the kernel may then give its id to another one
         left = max(0.0, deadline - monotonic())
         # A message first: lockkit may have renewed in time, and this process have slept.
         if poll.poll(int(min(left, LOOK_EVERY) * 1000) + 1 if left < inf else None):

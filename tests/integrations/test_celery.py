@@ -473,7 +473,7 @@ def echo(n: int) -> int:
     ],
 )  # fmt: skip
 def test_misspelt_setting_is_an_error_when_a_task_is_registered(setting: str, namespace: str | None) -> None:
-    """With it ignored, the locks would be files of this machine. Celery knows no setting of ours in upper case."""
+    """Celery does not find ours in upper case. If one were ignored, the locks would be files of this machine."""
     app = Celery("local", set_as_current=False)
     app.config_from_object(SimpleNamespace(**{setting: "redis://locks.example"}), namespace=namespace)
 
